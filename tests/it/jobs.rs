@@ -1,6 +1,6 @@
-//! Owns the tests of the machine's budget of jobs: how many compilers run at once in nested builds, in one env and in
-//! several, and what happens to the jobs of who is killed. Most of them run at services too, by `tests/service`: but for what
-//! is mounted here, which a service does not see.
+//! Tests for the machine's job budget: how many compilers run at once in nested builds, in one env and across envs, and
+//! what happens to the job slots of a killed process. `tests/service` runs most of these against services too, except
+//! where a test mounts something, which a service does not see.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,8 +14,8 @@ use crate::support::wheels::ninja;
 use fs_err as fs;
 use nix::sys::signal::Signal;
 
-/// Makes a tree of nested ninjas in the working directory: `$1` builds below one, each of `$2` compilers of `$3` seconds, or of
-/// none once the test says that it is enough.
+/// Shell function that lays out nested ninja builds in the working directory: `$1` builds below one, each with `$2`
+/// compilers that take `$3` seconds, or no time once the test has created `/log/enough`.
 const TREE: &str = r#"
 tree() {
     cat > cc <<'END'
@@ -34,7 +34,7 @@ END
 }
 "#;
 
-/// A store with a directory that every env of it writes its events to.
+/// A store whose envs all write their events to one directory.
 struct Watched {
     store: TestStore,
     log: PathBuf,
@@ -50,7 +50,7 @@ impl Watched {
         Self { store, log }
     }
 
-    /// Writes the profile of env number `index`, whose steps run `script`s.
+    /// Writes the profile of env number `index`, with a step for each of `scripts`.
     fn profile(&self, index: usize, resources: &str, scripts: &[&str]) -> String {
         let name = format!("{}-{index}", self.store.env());
         let mut text = format!(
@@ -59,7 +59,7 @@ impl Watched {
             self.log.display()
         );
         for (step, script) in scripts.iter().enumerate() {
-            // No two envs share a step.
+            // The name in the script keeps envs from sharing a step.
             write!(
                 text,
                 "[[step]]\nname = 's{step}'\nworkdir = '/tmp'\nrun = '''\n# {name}\n{TREE}{script}'''\n"
@@ -78,7 +78,7 @@ impl Watched {
         command
     }
 
-    /// Starts `up` with what it says in a file.
+    /// Starts `up`, and returns it with the file that collects its stderr.
     fn up(&self, jobs: u32, name: &str) -> (Background, PathBuf) {
         let said = self.store.work().join(format!("{name}.said"));
         let mut command = self.command(jobs, &["up", name]);
@@ -88,7 +88,7 @@ impl Watched {
         (Background::start(command), said)
     }
 
-    /// Runs `up` of each, at once.
+    /// Runs `up` for all names at once.
     fn all(&self, jobs: u32, names: &[String]) {
         let runs: Vec<_> = names.iter().map(|name| self.up(jobs, name)).collect();
         for (run, said) in runs {
@@ -101,7 +101,7 @@ impl Watched {
         }
     }
 
-    /// Returns how many compilers ran at once at most, and how many ran, and forgets them.
+    /// Returns the highest number of compilers at once and their total number, and clears the log.
     fn events(&self) -> (usize, usize) {
         let path = self.log.join("events");
         let text = fs::read_to_string(&path).unwrap_or_default();
@@ -120,8 +120,8 @@ impl Watched {
     }
 }
 
-/// Tries something that needs all tokens until it succeeds: while memory is short, whoever of this machine took it, they are
-/// withheld. Where it is not short, it succeeds at once.
+/// Repeats an attempt that needs all tokens until it succeeds: rockenv withholds tokens while memory is short,
+/// whichever process uses it. An attempt that fails with memory free fails the test.
 fn until_memory_is_free(what: &str, mut attempt: impl FnMut() -> bool) {
     let stalled = || -> f64 {
         let text = fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
@@ -164,7 +164,7 @@ fn nested_builds_never_run_more_compilers_than_the_budget() {
             most >= least
         });
     }
-    // Without the jobserver they are many, here as anywhere.
+    // Control: without the jobserver, the same build exceeds the budget.
     let name = watched.profile(
         0,
         "ninja = true",
@@ -182,7 +182,8 @@ fn a_build_gives_way_to_another() {
     let mut index = 0;
     until_memory_is_free("equal shares were not reached", || {
         index += 2;
-        // Longer than the second takes to begin on the busiest machine: it may have all jobs once the first has ended.
+        // The first build must last until the second starts, even on a busy machine: alone, the second may use all
+        // jobs.
         let first = watched.profile(index, "ninja = true", &["tree 1 1000 0.2; ninja"]);
         let second = watched.profile(index + 1, "ninja = true", &["tree 1 20 0.2; ninja"]);
         let (long, _) = watched.up(4, &first);
@@ -193,7 +194,7 @@ fn a_build_gives_way_to_another() {
         fs::write(&enough, "").expect("a file");
         assert_eq!(long.wait().code, 0);
         fs::remove_file(enough).expect("it is there");
-        // Until the second ended: how many of its own ran at once.
+        // The second build's highest number of compilers at once.
         let (mut now, mut most) = (0, 0);
         for line in both.lines().filter(|line| line.ends_with(&second)) {
             now += if line.starts_with('+') { 1 } else { -1 };
@@ -239,7 +240,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
             "step `s0` is waiting for a job slot: the only one of this machine is in use by `{first}`"
         ))
     });
-    // Ctrl-C ends the wait, and a command needs no job.
+    // Ctrl-C ends the wait.
     waits.signal(Signal::SIGINT);
     assert_eq!(waits.wait().code, 130);
     let (waits, _) = watched.up(1, &second);
@@ -265,7 +266,7 @@ fn make_takes_part_when_it_is_asked_for_several_jobs() {
         make $1";
     let mut index = 0;
     for (what, allowed) in [("", 1), ("-j8", 3), ("-j 8 deep", 3), ("-j1", 1)] {
-        // What ran beside another would be seen however short it is; what is to run beside another takes a while.
+        // Jobs that overlap show in the log however short they are. Jobs that are expected to overlap need time for it.
         let seconds = if allowed == 1 { "0.1" } else { "0.6" };
         let script = format!("set -- '{what}'\n{script}").replace("$1", what);
         let script = script.replace("SECONDS", seconds);
@@ -287,7 +288,7 @@ fn make_takes_part_when_it_is_asked_for_several_jobs() {
     }
 }
 
-/// Returns where a program of the host is.
+/// Returns the path of a host program.
 fn which(name: &str) -> String {
     let path = format!("/usr/bin/{name}");
     assert!(fs::metadata(&path).is_ok(), "{path} is needed");
@@ -341,7 +342,7 @@ fn out_of_memory_is_tried_again_with_half_the_jobs() {
         fs::read_to_string(watched.log.join("jobs")).unwrap(),
         "4\n2\n"
     );
-    // Once, and then the next time with fewer from the start.
+    // The step is retried once. The next `up` plans fewer jobs from the start.
     let greedy = "echo ${jobs} >> /log/greedy; tail /dev/zero";
     let name = watched.profile(2, "memory-max = '64M'", &[greedy]);
     let (up, said) = watched.up(8, &name);
@@ -404,7 +405,7 @@ fn a_step_pauses_before_the_disk_is_full() {
     };
     store.profile(&steps(&two("two")));
     fill("filler", 45 << 20);
-    // Ctrl-C is heard by a paused step.
+    // Ctrl-C stops a paused step.
     let up = start();
     says("step `two` is paused");
     for words in [&["ls"][..], &["status", store.env()]] {
@@ -425,7 +426,7 @@ fn a_step_pauses_before_the_disk_is_full() {
         "{:?}",
         started.elapsed()
     );
-    // So is the end of `up`.
+    // A paused step also ends when `up` is killed.
     let up = start();
     says("step `two` is paused");
     up.signal(Signal::SIGKILL);
@@ -457,7 +458,7 @@ fn what_cannot_work_is_refused_before_it_starts() {
     assert!(plan.contains("`up` would refuse"), "{plan}");
     store.rockenv(&["plan", store.env(), "--check"]).exits(9);
     store.rockenv(&["up", store.env(), "--force"]).ok();
-    // Nothing to do needs nothing.
+    // `up` needs no resources when there is nothing to do.
     store.up();
     store.profile(
         "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/b'\ndisk = '900T'\n[[step]]\nname = 'two'\nrun = 'true #'\n",

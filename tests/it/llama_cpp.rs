@@ -1,11 +1,11 @@
-//! The shipped profile `llama-cpp`: what it plans, and its steps on the real archive as far as they are affordable, which
-//! is without the compiler for GPUs.
+//! The shipped profile `llama-cpp`: the steps that targets share, and the affordable steps on the real archive, without
+//! the GPU compiler.
 
 use crate::support::env::TestStore;
 use fs_err as fs;
 
-/// What is changed is changed as users do it. The image has what the profile's packages are, but for two, and its pip is
-/// told to know no index.
+/// Overrides the profile as users do. The image has all packages of the profile but these two, and its `/etc/pip.conf`
+/// turns the index off until step `index` removes it.
 const SMALL: &str = r#"
 extends = "llama-cpp"
 [params]
@@ -44,7 +44,7 @@ export = [{ from = "/build/llama/bin", to = "result" }]
 #[test]
 fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
     let store = TestStore::with_builder();
-    // The machine may be behind a proxy that inspects TLS, whose authority only the host trusts.
+    // The machine may be behind a proxy that inspects TLS, with a CA that only the host trusts.
     store.configure("ca-certificates = \"host\"\n");
     let name = store.env();
     let profile = store.work().join(format!("profiles/{name}.toml"));
@@ -58,7 +58,7 @@ fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
         store.rockenv(&[&common[..], words].concat()).ok()
     };
     up(&[]);
-    // The commits that the profile's git repository would have: the archive has them.
+    // The archive stands for the same commit and version as the profile's git repository.
     let profile = fs::read_to_string(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/profiles/llama-cpp.toml"
@@ -77,7 +77,7 @@ fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
         "{first}"
     );
     up(&[]).says(&["nothing to do"]);
-    // From the empty build volume.
+    // `--clean` starts with an empty build volume.
     up(&["--rerun", "build", "--clean"]);
     let again = statistics();
     let hits = again

@@ -1,10 +1,9 @@
-//! The shipped profile `llvm`: what targets share of it, and its steps on the real archive as far as they are affordable,
-//! which is one small library.
+//! The shipped profile `llvm`: the steps that targets share, and one small library built from the real archive.
 
 use crate::support::env::TestStore;
 use fs_err as fs;
 
-/// What is changed is changed as users do it. Without hipcc, which is for `check` only.
+/// Overrides the profile as users do. hipcc is left out: only `check` needs it.
 const SMALL: &str = r#"
 extends = "llvm"
 [params]
@@ -31,7 +30,7 @@ export = [{ from = "/build/llvm/lib/libLLVMDemangle.a", to = "result" }]
 #[test]
 fn the_archive_is_fetched_configured_and_a_library_of_it_built() {
     let store = TestStore::with_image("debian-forky");
-    // The machine may be behind a proxy that inspects TLS, whose authority only the host trusts.
+    // The machine may be behind a proxy that inspects TLS, with a CA that only the host trusts.
     store.configure("ca-certificates = \"host\"\n");
     let name = store.env();
     let profile = store.work().join(format!("profiles/{name}.toml"));
@@ -58,7 +57,8 @@ fn the_archive_is_fetched_configured_and_a_library_of_it_built() {
     let library = fs::read(outputs.join("libLLVMDemangle.a")).unwrap();
     assert!(library.starts_with(b"!<arch>"));
     up(&[]).says(&["nothing to do"]);
-    // From what `configure` left: every object comes from ccache. The log has the checks of `configure` too.
+    // The rebuild starts from what `configure` left, and every object comes from ccache. The log also counts the checks
+    // of `configure`.
     let (hits, misses) = counted(&log("statistics"));
     up(&["--rerun", "build", "--clean"]);
     let (hits_again, misses_again) = counted(&log("statistics"));
@@ -84,7 +84,7 @@ fn targets_share_the_compiler() {
     let store = TestStore::new();
     let keys = |target: &str| store.planned_keys(&["llvm", "--target", target]);
     let (one, other) = (keys("gfx1103"), keys("gfx90a"));
-    // `execute` is skipped where there is no GPU, and has no key then.
+    // Without a GPU, `execute` is skipped and has no key.
     for (step, key) in one.iter().filter(|(step, _)| *step != "execute") {
         let is_same = other[step] == *key;
         let is_common = !["check", "export", "statistics"].contains(&step.as_str());

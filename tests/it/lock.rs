@@ -1,4 +1,4 @@
-//! Owns the tests of lock files: what they name, what `up --locked` refuses, and that two stores build alike from one.
+//! Tests for lock files: what they name, what `up --locked` refuses, and that two stores build the same from one file.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use fs_err as fs;
 mod fetched;
 mod followed;
 
-/// Makes a repository on branch `main` with a submodule that nobody has checked out; returns its commit.
+/// Makes a repository on branch `main` with a submodule, which clones do not check out. Returns its commit.
 fn upstream(directory: &Path) -> String {
     let inner = directory.join("inner");
     let outer = directory.join("outer");
@@ -62,7 +62,7 @@ run = "cat $HOME/a > $HOME/after"
     )
 }
 
-/// Makes a user with a profile of that repository.
+/// Gives the store's user a profile that builds from that repository, and the hook `louder`.
 fn user(store: TestStore, name: &str, daemon: &Daemon) -> TestStore {
     store.profile_named(name, &steps(daemon));
     let hook = store.work().join("hooks/louder");
@@ -76,7 +76,7 @@ fn user(store: TestStore, name: &str, daemon: &Daemon) -> TestStore {
     store
 }
 
-/// A submodule that nobody has checked out is in no manifest, since nothing was made from it.
+/// Checks that the manifest omits a submodule that is not checked out: nothing was built from it.
 fn manifest_names_what_is_checked_out(store: &TestStore, name: &str, outer: &Path) {
     let named = |to: &str| {
         store.rockenv(&["export", name, to]).ok();
@@ -110,7 +110,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     drop(a);
     let a = user(TestStore::new(), &name, &daemon);
     let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // Its image is built by `up --locked`.
+    // `up --locked` builds this store's image.
     let b = TestStore::at(&elsewhere.path().join("store"));
     let b = user(b, &name, &daemon);
     let lock = a.work().join(format!("profiles/{name}.lock"));
@@ -133,7 +133,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     ] {
         assert!(text.contains(&part), "{part} is not in\n{text}");
     }
-    // Made again it is the same, byte for byte: what is locked stays, whatever upstream does.
+    // Locking again writes the same bytes: locked inputs stay, whatever upstream does.
     let outer = directory.path().join("outer");
     fs::write(outer.join("a"), "one more\n").unwrap();
     git(&outer, &["commit", "--quiet", "-am", "second"]);
@@ -156,13 +156,13 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
             .ok()
             .says(&["nothing to do"]);
     }
-    // What is cloned without the lock file is what upstream has now, beside the locked one.
+    // Without the lock file, `up` checks out upstream's current commit beside the locked one.
     b.rockenv(&["up", &name]).ok();
     assert_ne!(a.keys(&name), b.keys(&name));
     b.rockenv(&["up", &name, "--locked", "--offline"]).ok();
     assert_eq!(a.keys(&name), b.keys(&name));
 
-    // A new commit is taken only when it is asked for.
+    // Only `--update` takes a new commit.
     let old = a.work().join("old.lock");
     fs::copy(&lock, &old).unwrap();
     insta::assert_snapshot!(shown(&["lock", &name, "--update", "scr"]), @"
@@ -176,7 +176,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     assert!(said.contains(&change), "{said}");
     let diff = ["lock", "diff", "old.lock", lock.to_str().unwrap()];
     let said = a.rockenv(&diff).ok().text();
-    // The step with the GPU is there wherever it was locked.
+    // The lock file has the GPU step even if the locking machine has no GPU.
     let steps = "step read: its input `src` changed\nand the 2 steps after `read`\n";
     assert_eq!(said, format!("{change}{steps}"));
     let diff = a.rockenv(&[&diff[..], &["--json"]].concat()).ok().json();
@@ -264,7 +264,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     ]);
     fs::write(&recipe, text).unwrap();
 
-    // The checkout is the user's, too: it is never put right.
+    // The checkout may hold the user's work: `up --locked` refuses it and never repairs it.
     let sources = fs::read_dir(store.home().join("sources")).unwrap();
     let checkout = sources
         .map(|entry| entry.unwrap().path())
@@ -280,7 +280,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         .says(&["has uncommitted changes"]);
     git(&checkout, &["checkout", "--quiet", "a"]);
     store.rockenv(&["plan", name, "--locked"]).ok();
-    // A lock file of something else, and what is none, are not written over.
+    // `lock` overwrites neither the lock file of another build nor a file that is no lock file.
     insta::assert_snapshot!(store.shown(&store.rockenv(&[
             "lock",
             name,
@@ -322,7 +322,7 @@ fn an_image_that_comes_out_otherwise_is_thrown_away() {
     a.rockenv(&["lock", "locked"]).ok();
     let lock = "profiles/locked.lock";
     fs::copy(a.work().join(lock), b.work().join(lock)).unwrap();
-    // The same key is planned where nothing was built yet.
+    // A store that has not built the image yet plans the same key.
     let plan = |store: &TestStore| {
         let plan = store.rockenv(&["plan", "locked", "--locked", "--json"]);
         let plan = plan.ok().json();
@@ -337,7 +337,7 @@ fn an_image_that_comes_out_otherwise_is_thrown_away() {
     let images = fs::read_dir(b.home().join("images")).unwrap();
     let names: Vec<_> = images.map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["refs"]);
-    // Locked again on purpose.
+    // Only `--update` locks the new image.
     a.rockenv(&["lock", "locked"])
         .ok()
         .says(&["nothing changed"]);
@@ -358,7 +358,7 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
     store.rockenv(&["lock", env]).ok();
     store.rockenv(&["up", env, "--locked"]).ok();
     store.up_with(&step("new"));
-    // Less than that can be freed, and it says so.
+    // `gc` frees what it can, and fails because that is less than requested.
     store.rockenv(&["gc", "--free", "900T"]).exits(10);
     let roots = store.rockenv(&["gc", "--roots"]).ok().text();
     let lock = store.work().join(format!("profiles/{env}.lock"));
@@ -374,7 +374,7 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
     ENV: 1 step, 1 done before
     ENV: done; to enter it: rockenv shell ENV
     ");
-    // A file that is damaged names what it did when it was last read.
+    // A damaged lock file still keeps what it named when it was last read.
     fs::write(&lock, "version = 1\n").unwrap();
     let unread = store.rockenv(&["gc", "--roots"]).ok();
     let why = |verb: &str| {
@@ -385,7 +385,7 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
     };
     assert!(unread.text().contains(&why("read")), "{unread:?}");
     store.rockenv(&["up", env]).ok();
-    // Nor does it change anything that its directory is not mounted.
+    // The same holds while the lock file's directory is not mounted.
     let away = store.work().join("away");
     fs::rename(store.work().join("profiles"), &away).unwrap();
     let unseen = store.rockenv(&["gc", "--roots"]).ok();
@@ -400,7 +400,7 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
     assert!(!roots.contains("lock file"), "{roots}");
 }
 
-/// Lock files have keys; a layer that was built again has an id of its own.
+/// Lock files name keys. A layer that was built again has a new id under the same key.
 #[test]
 fn what_was_built_again_is_kept_by_its_key() {
     let store = TestStore::new();
@@ -478,7 +478,7 @@ fn the_repository_that_rockenv_is_started_from_stays_as_it_is() {
     fs::write(own.join("mine"), "staged\n").unwrap();
     git(&own, &["add", "mine"]);
     fs::write(own.join("mine"), "not staged\n").unwrap();
-    // The build user's, who runs git.
+    // git runs as the build user.
     let given = Command::new("chown")
         .args(["-R", "1234:1234"])
         .arg(&own)
@@ -495,7 +495,7 @@ fn the_repository_that_rockenv_is_started_from_stays_as_it_is() {
         asked.map(|arguments| git(&own, arguments))
     };
     let before = state();
-    // As a hook of `git commit --all`, or of a linked worktree, is started.
+    // git sets these variables for hooks of `git commit --all` and in linked worktrees.
     let mut command = store.command(&["lock", &env]);
     command
         .env("GIT_DIR", own.join(".git"))

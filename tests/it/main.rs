@@ -1,5 +1,5 @@
-//! Every test that needs nothing beside the host: one program, so that it is linked once. A module is a subject;
-//! `cargo test --test it -- up::` runs one. What needs a service or a virtual machine has a program of its own.
+//! Every test that needs only the host, in one program so that it is linked once. Each module covers one subject:
+//! `cargo test --test it -- up::` runs one. Tests that need a service or a virtual machine have programs of their own.
 
 #![expect(
     clippy::unwrap_used,

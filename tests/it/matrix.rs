@@ -1,4 +1,4 @@
-//! Several targets with one command: what they share is built once, and none takes another down. Needs root.
+//! Several targets with one command: shared steps are built once, and no failure stops another env. Needs root.
 
 mod agreed;
 mod jobs;
@@ -10,7 +10,7 @@ use fs_err as fs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// Two steps without a target, which write down that they ran, and one with.
+/// Two steps that do not depend on the target, and one that does. Each step records that it ran.
 const STEPS: &str = "
 [[volume]]
 name = 'runs'
@@ -53,7 +53,7 @@ fn remove(store: &TestStore) {
     remove_all(store, &TARGETS);
 }
 
-/// Removes the envs of which these are the ends of their names.
+/// Removes the envs with these name suffixes.
 fn remove_all(store: &TestStore, names: &[&str]) {
     for name in names {
         let env = format!("{}-{name}", store.env());
@@ -64,7 +64,7 @@ fn remove_all(store: &TestStore, names: &[&str]) {
             .join("record.json")
             .exists()
         {
-            // Whoever held it for a killed command may not have let go of it yet.
+            // The holder of a killed command may not have released the env yet.
             store.rockenv(&["down", &env]).ok();
             store.rockenv(&["--yes", "rm", &env]).ok();
         }
@@ -115,7 +115,7 @@ fn what_is_common_is_built_once(store: &TestStore) {
     assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
     assert_eq!(json["common"][0]["steps"], 2);
-    // What is common is on the disk once.
+    // Shared layers are on the disk once.
     let disk = |row: &Value| row["disk_delta"].as_i64().unwrap() >> 20;
     assert!((8..10).contains(&disk(&json["common"][0])), "{json:#}");
     for row in json["envs"].as_array().unwrap() {
@@ -141,8 +141,8 @@ fn what_is_common_is_built_once_on_btrfs() {
     what_is_common_is_built_once(&TestStore::on(&disk));
 }
 
-/// Writes profiles `a`, `b` and so on, each of these steps, which write down that they ran; returns the arguments of `matrix up` for
-/// them.
+/// Writes profiles `a`, `b` and so on with these steps, which record that they ran. Returns the arguments that
+/// `matrix up` needs for them.
 fn profiles(store: &TestStore, all: &[&[&str]]) -> Vec<String> {
     let out = store.runs();
     let out = out.display();
@@ -165,7 +165,8 @@ fn profiles(store: &TestStore, all: &[&[&str]]) -> Vec<String> {
     asked
 }
 
-/// Returns for each group of envs that share steps who builds them, the ends of all names, the last step, and how many.
+/// Returns, for each group of envs that share steps: the env that builds them, all envs, the last step, and the number
+/// of steps.
 fn shared(store: &TestStore, json: &Value) -> Vec<String> {
     let short = |name: &Value| {
         let name = name.as_str().unwrap().strip_prefix(store.env()).unwrap();
@@ -190,7 +191,7 @@ const LETTERS: [&str; 3] = ["a-gfx1103", "b-gfx1103", "c-gfx1103"];
 #[test]
 fn what_some_share_is_built_once_too() {
     let store = TestStore::new();
-    // Two share two steps, and the third none with them.
+    // The first two profiles share two steps. The third shares none with them.
     let asked = profiles(
         &store,
         &[
@@ -201,7 +202,7 @@ fn what_some_share_is_built_once_too() {
     );
     let json = store.rockenv(&asked).ok().json();
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
-    // `two` after `other` is another step.
+    // `two` after `other` is a different step.
     assert_eq!(
         store.ran(),
         ["one", "other", "own-a", "own-b", "own-c", "two", "two"]
@@ -224,7 +225,7 @@ fn what_some_share_after_what_all_share_is_built_once_too() {
         &["one", "own-c"],
     ];
     let asked = profiles(&store, &all);
-    // A step that two share stops these two.
+    // A failed step that two envs share stops only these two.
     let forbidden = store.work().join("runs/no-three");
     fs::write(&forbidden, "").unwrap();
     let json = store.rockenv(&asked).exits(5).json();
@@ -233,12 +234,12 @@ fn what_some_share_after_what_all_share_is_built_once_too() {
     assert!(why.contains("step `three` failed in env"), "{why}");
     assert_eq!(store.ran(), ["one", "own-c", "three", "two"]);
     assert_eq!(shared(&store, &json), ["a for abc up to one, 1"]);
-    // They go on where they were stopped.
+    // Both resume at the failed step.
     fs::remove_file(&forbidden).unwrap();
     let table = store.rockenv(&asked[1..]).ok().says(&["common to"]);
     assert!(table.text().contains("2 of 3"), "{}", table.text());
     assert_eq!(store.ran(), ["own-a", "own-b", "three"]);
-    // All of it from nothing.
+    // The same from scratch.
     remove_all(&store, &LETTERS);
     let json = store.rockenv(&asked).ok().json();
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
@@ -261,7 +262,7 @@ fn ctrl_c_ends_what_is_built_for_others() {
     let wait = store.work().join("runs/wait");
     fs::write(&wait, format!("exec {sleeper}")).unwrap();
     let up = store.start(&asked);
-    // The third does not wait for what the first builds for the second.
+    // The third env does not wait while the first builds for the second.
     wait_until("two of them run", || processes_called(&sleeper).len() == 2);
     assert_eq!(store.ran(), ["c", "one"]);
     up.signal(Signal::SIGINT);
@@ -276,7 +277,7 @@ fn one_failure_does_not_stop_the_others() {
     let store = TestStore::new();
     store.profile("steps = 1\n");
     let wrong = store.rockenv(&matrix(&store, &[])).exits(3);
-    // What is wrong in the profile is said once.
+    // An error in the profile is reported once.
     assert_eq!(wrong.err.matches("is invalid").count(), 1, "{}", wrong.err);
     wrong.says(&["gfx1100: error: profile", "steps = 1"]);
     steps(&store, STEPS);
@@ -299,7 +300,7 @@ fn one_failure_does_not_stop_the_others() {
         "{table}"
     );
     assert_eq!(store.ran(), ["gfx1103"]);
-    // In what is common: nobody else tries it.
+    // The other envs do not retry a failed shared step.
     steps(&store, &STEPS.replace("echo two", "false; echo two"));
     let json = store.rockenv(&matrix(&store, &[])).exits(5).json();
     assert_eq!(
@@ -323,13 +324,13 @@ fn an_env_that_somebody_holds_stops_no_other() {
     let command: Vec<&str> = sleeper.split(' ').collect();
     let _exec = store.start(&[&["exec", &held, "--"], &command[..]].concat());
     wait_until("it runs", || processes_called(&sleeper).len() == 1);
-    // It is the first, and so the one that begins with what is common.
+    // The held env comes first, so it would build the shared steps.
     steps(&store, &STEPS.replace("echo one", "echo two thirds"));
     let json = store.rockenv(&matrix(&store, &[])).exits(6).json();
     assert_eq!(outcomes(&json), ["failed", "done", "done"], "{json:#}");
     let why = json["envs"][0]["why"].as_str().unwrap();
     assert!(why.contains("is held by"), "{why}");
-    // What the others have in common was built once all the same.
+    // The other envs still built their shared steps once.
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "two", "two thirds"]);
     let common = &json["common"][0];
     assert_eq!(common["env"], format!("{}-gfx1103", store.env()));
@@ -388,14 +389,14 @@ fn options_for_each_up_may_name_a_last_step_or_one_to_run_again_or_a_file() {
     for target in TARGETS {
         assert!(rows.contains(&format!("\"target\":\"{target}\"")), "{rows}");
     }
-    // Each of them runs it again, and nobody for others.
+    // Each env reruns the step for itself.
     let json = asked("--rerun", "two");
     assert_eq!(json["common"], serde_json::json!([]));
     assert_eq!(store.ran(), [&TARGETS[..], &["two"; 3]].concat());
     remove(&store);
 }
 
-/// In an empty store all share the steps before it, which are built without it.
+/// In an empty store, all envs share the steps before the one to rerun. These are built once.
 #[test]
 fn a_step_to_run_again_may_come_after_what_is_shared() {
     let store = TestStore::new();
@@ -429,14 +430,14 @@ fn profiles_that_name_their_targets_need_no_others() {
     assert_eq!(jobs["include"][1]["name"], b, "{jobs:#}");
     assert_eq!(jobs["include"][1]["target"], "gfx1201");
     assert_eq!(jobs["include"][1]["up"][0], b);
-    // One that names none is named, before anything is built.
+    // A profile without targets is reported before anything is built.
     for verb in [&["up"][..], &["json"], &["github"], &["slurm"]] {
         let asked = [&["matrix"], verb, &["-p", a, "-p", c]].concat();
         let refused = store.rockenv(&asked).exits(2);
         refused.says(&[&format!("profile `{c}` names no targets"), "help: "]);
     }
     store.rockenv(&["matrix", "up"]).exits(2);
-    // Two envs of one name are none.
+    // Two builds cannot use the same env.
     let both = format!("{}-both", store.env());
     let asked = ["matrix", "up", "-p", a, "-p", b, "--", "--name", &both];
     store
@@ -459,7 +460,7 @@ fn ctrl_c_ends_all_of_them() {
     up.signal(Signal::SIGINT);
     wait_until("none runs", || processes_called(&sleeper).is_empty());
     up.wait().exits(130).says(&["finished steps are kept"]);
-    // Killed, it leaves nothing either.
+    // A killed `matrix up` leaves no step running either.
     let up = store.start(&matrix(&store, &[]));
     wait_until("two run again", || processes_called(&sleeper).len() == 2);
     up.signal(Signal::SIGKILL);
@@ -499,7 +500,7 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
         assert!(!failed.err.contains(gone), "{}", failed.err);
     }
     nothing("failed");
-    // One that is there already is nobody's to remove.
+    // `--ephemeral` never removes an env that existed before.
     fs::remove_file(store.work().join("runs/no-gfx1103")).unwrap();
     store
         .rockenv(&["up", store.env(), "--target", "gfx1103"])
@@ -508,7 +509,7 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
         .rockenv(&matrix(&store, &["--ephemeral"]))
         .exits(2)
         .says(&[&format!("env `{other}` exists and is not ephemeral")]);
-    // Nor is there anything of those before it.
+    // The envs before it were not created either.
     let listed = store.rockenv(&["ls", "--json"]).ok().text();
     assert_eq!(listed.matches("\"env\": ").count(), 1, "{listed}");
     let first = store.home().join(format!("envs/{}-gfx1100", store.env()));

@@ -1,10 +1,10 @@
-//! Owns random commands on envs, held against a model of what they must leave: root, build volumes, outputs and snapshots. Commands
-//! are killed, steps fail, the profile changes, people change files by hand.
+//! Random commands on envs, checked against a model of what they must leave: root, build volumes, outputs and
+//! snapshots. Commands are killed, steps fail, the profile changes, and users change files by hand.
 //!
-//! A step writes one line of its own, with the profile's version and the time, above its parent's lines. So the file of a
-//! step tells what it was built on, and the same file in root, build volume and output tells whether they belong together.
+//! A step writes one line, with the profile's version and the time, above its parent's lines. So the file of a step
+//! tells what the step was built on. The same file in root, build volume and output tells whether they belong together.
 //!
-//! `ROCKENV_TEST_SEED` repeats a failure, `ROCKENV_TEST_COMMANDS` runs more commands.
+//! `ROCKENV_TEST_SEED` repeats a failure, `ROCKENV_TEST_COMMANDS` sets the number of commands.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,33 +18,33 @@ use crate::support::run::Ran;
 use fs_err as fs;
 
 const STEPS: [&str; 3] = ["s1", "s2", "s3"];
-/// A number of commands that takes less than twenty seconds.
+/// Takes less than twenty seconds.
 const COMMANDS: u64 = 20;
 
-/// What is in an env, by file; `hand` is what a person wrote.
+/// Contents by file name. `hand` is the file that users change by hand.
 type Files = BTreeMap<String, String>;
 
 #[derive(Clone, Debug, Default)]
 struct Env {
     root: Files,
     volume: Files,
-    /// The profile's steps are all in it, and nothing was begun since.
+    /// All steps of the profile are done, and nothing has started since.
     settled: bool,
-    /// The earliest time that a step may have been run at, in ns: it was asked to run again then, and did.
+    /// For each step, the start of the last `up` that reran it, in ns. The step's line cannot be older.
     floor: [u128; 3],
-    /// Its output has files of an earlier env, or of a killed command; `up` said so.
+    /// The output has files of an earlier env or of a killed command, and `up` has reported them.
     stale: bool,
-    /// What the user's snapshots hold.
+    /// Root and build volume in each of the user's snapshots.
     kept: BTreeMap<String, (Files, Files)>,
 }
 
 struct World {
     store: TestStore,
     random: Random,
-    /// Whether snapshots hold build volumes.
+    /// Whether snapshots include build volumes.
     freezes: bool,
     versions: [u64; 3],
-    /// The step that fails, where one does.
+    /// The step that is made to fail, if any.
     failing: Option<usize>,
     envs: BTreeMap<String, Env>,
     number: u64,
@@ -54,7 +54,7 @@ fn now() -> u128 {
     UNIX_EPOCH.elapsed().unwrap().as_nanos()
 }
 
-/// Returns version and time of a step's line.
+/// Returns the version and the time in a step's own line.
 fn line(file: &str) -> (u64, u128) {
     let mut words = file.lines().next().unwrap().split(' ').skip(1);
     let mut word = || words.next().unwrap_or_default();
@@ -108,7 +108,7 @@ impl World {
         format!("{}-{letter}", self.store.env())
     }
 
-    /// Runs a command to its end, or kills it; `None` where it was killed.
+    /// Runs a command to its end, or kills it and returns `None`.
     fn run(&mut self, arguments: &[&str], killed: bool) -> Option<Ran> {
         eprintln!(
             "rockenv {}{}",
@@ -130,12 +130,12 @@ impl World {
         None
     }
 
-    /// Reads an env's files, by a command in it, which also cleans up what a killed one left.
+    /// Reads an env's files with `exec`, which also cleans up after a killed command.
     fn read(&self, env: &str) -> (Files, Files) {
         let script = "for d in $HOME /b; do cd $d; for f in s1 s2 s3 hand; do [ ! -e $f ] || \
             { echo \"== $d $f\"; cat $f; }; done; done";
         let ran = self.store.rockenv(&["exec", env, "--", "sh", "-c", script]);
-        // Killed before it was resolved: nothing is in it that a command could read.
+        // `up` was killed before it resolved the profile, so there is nothing to read yet.
         if ran.code == 7 {
             drop(ran.says(&["has no spec yet"]));
             return Default::default();
@@ -168,7 +168,7 @@ impl World {
             .collect()
     }
 
-    /// Whatever happened: a step stands on the one before it, as it is, and the user's snapshots are there.
+    /// Fails unless each step was built on the one before it and the user's snapshots are there.
     fn coherent(&self, env: &str, root: &Files) {
         let mut below = String::new();
         let mut ended = false;
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    /// Takes an env as it is after a command that was killed.
+    /// Copies an env's state into the model after a killed command.
     fn adopt(&mut self, env: &str) {
         let listed = self.store.rockenv(&["ls", "--json"]).ok().text();
         if !listed.contains(&format!("\"{env}\"")) {
@@ -206,7 +206,7 @@ impl World {
         (known.root, known.volume, known.settled) = (root, volume, false);
     }
 
-    /// Fails unless an env is as the model has it: nothing happened to it.
+    /// Fails unless an env still matches the model.
     fn unchanged(&self, env: &str) {
         let known = &self.envs[env];
         let (root, volume) = self.read(env);
@@ -234,7 +234,7 @@ impl World {
         let Some(ran) = self.run(&arguments, killed) else {
             return self.adopt(env);
         };
-        // What a killed command or an earlier env left in the output is a person's: nothing replaces it unasked.
+        // Output files of a killed command or an earlier env count as the user's: `up` replaces none unasked.
         if ran.code == 8 {
             drop(ran.says(&["in output volume"]));
             fs::remove_dir_all(self.outputs(env)).unwrap();
@@ -412,7 +412,7 @@ impl World {
         }
     }
 
-    /// Makes a step fail, lets all pass again, or changes one in the profile.
+    /// Makes a step fail, lets all steps pass again, or changes a step in the profile.
     fn edit(&mut self) {
         let step = self.below(3);
         let flag = |step: usize| self.store.runs().join(STEPS[step]);
@@ -477,7 +477,7 @@ fn commands(kind: Kind, seed: u64) {
     for _ in 0..random::number("ROCKENV_TEST_COMMANDS").unwrap_or(COMMANDS) {
         world.command();
     }
-    // Whatever came before: with nothing in the way, `up` comes to its end, and then has nothing to do.
+    // Whatever came before, `up` succeeds once no step fails, and then has nothing to do.
     if let Some(failing) = world.failing.take() {
         fs::remove_file(world.store.runs().join(STEPS[failing])).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What people see: `plan` and its verdict, commands that only inspect, hints, results and progress.
+//! What users see: `plan` and its verdict, commands that only inspect, hints, results and progress.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt as _;
@@ -20,7 +20,7 @@ struct Newcomer {
     home: tempfile::TempDir,
 }
 
-/// What a command wrote.
+/// Exit code and output of a command.
 struct Said {
     code: i32,
     out: String,
@@ -156,7 +156,7 @@ fn inspecting_needs_no_engine_and_no_root() {
     }
     let said = newcomer.run(&["profile", "check"]);
     assert_eq!(said.code, 0, "{}", said.err);
-    // Only the base image has to be built, which needs rights but no engine.
+    // Only the base image has to be built, which needs root but no engine.
     let said = newcomer.run(&["lock", "gfx1103"]);
     assert_eq!(said.code, 4, "{}", said.err);
     assert!(said.err.contains(absent), "{}", said.err);
@@ -169,7 +169,7 @@ fn inspecting_needs_no_engine_and_no_root() {
     assert!(!newcomer.path().join("data").exists(), "no store was made");
 }
 
-/// Root's store at its usual place, which only this thread's mount namespace has.
+/// Creates root's store at its usual place, in the mount namespace of this thread only.
 fn roots_store() -> (tempfile::TempDir, Mount) {
     let lib = tempfile::tempdir().unwrap();
     fs::set_permissions(lib.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -185,7 +185,7 @@ fn a_user_of_roots_store_is_told_to_use_sudo() {
     let newcomer = Newcomer::new();
     let none = newcomer.run(&["status", "e"]);
     assert!(!none.err.contains("sudo"), "{}", none.err);
-    // Subordinate ids are for those who chose to work without root.
+    // Subordinate ids are only suggested to users who chose to work without root.
     let exec = newcomer.run(&["exec", "e", "--", "echo", "a b"]);
     assert_eq!(exec.code, 4, "{}", exec.err);
     assert_eq!(
@@ -313,7 +313,7 @@ fn results_and_the_next_command_are_shown_with_sudo() {
     );
 }
 
-/// What a shell evaluates is not changed for the eyes of a person.
+/// Output for a shell is not escaped for display.
 #[test]
 fn variables_reach_a_shell_unchanged() {
     let store = TestStore::new();
@@ -341,7 +341,7 @@ fn hints_name_the_store_that_an_option_names() {
         .rockenv(&["status", "other", "--home", home])
         .exits(7)
         .says(&[&help]);
-    // A variable is there for the next command too.
+    // A variable also applies to the suggested command, which needs no `--home` then.
     store
         .rockenv(&["status", "other"])
         .exits(7)
@@ -359,7 +359,7 @@ fn a_terminal_shows_progress_of_its_own_and_forgets_it() {
     let mut terminal = Terminal::start(command, 24, 100);
     terminal.expect("\x1b[22;2t");
     terminal.expect(&format!("\x1b]2;rockenv {}: 1/2 one\x1b\\", store.env()));
-    // The line of the whole run.
+    // The progress line of the whole run.
     terminal.expect("0/2 steps");
     terminal.expect("\x1b]9;4;1;50\x1b\\");
     terminal.expect("\x1b]9;4;0;\x1b\\");
@@ -384,7 +384,7 @@ fn status_is_shown_again_in_place() {
     terminal.expect("state    ready");
     terminal.write("\x03");
     terminal.wait(0);
-    // What is higher than the screen cannot be drawn over.
+    // Output that is taller than the screen cannot be redrawn in place.
     let mut terminal = Terminal::start(store.command(&words), 5, 200);
     terminal.expect("state    ready");
     terminal.expect("\x1b[4F\x1b[J");
@@ -424,7 +424,7 @@ fn what_there_is_not_is_said() {
     assert!(!status.contains("targets"), "{status}");
 }
 
-/// A build chooses the names of its files.
+/// A build chooses the names of its files, so they may contain anything.
 #[test]
 fn names_of_files_are_one_line_and_in_json_they_can_be_read() {
     let store = TestStore::new();

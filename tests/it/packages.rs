@@ -1,5 +1,5 @@
-//! Owns the tests of what users install: each package is made in an env, installed, run and removed in a bare tree, and
-//! the store stays; an installation completes names.
+//! Tests for what users install: each package is built in an env, then installed, run and removed in a bare tree, which
+//! leaves the store alone. Also completion in an installation.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -84,7 +84,7 @@ dpkg --purge rockenv
 '''
 "#;
 
-/// Copies what the packages are made of; the binary without symbols, which a profile may not be large enough to copy.
+/// Copies what the packages are made of. The binary is stripped: it may be too large for a profile to copy otherwise.
 fn checkout(directory: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut copy = Command::new("cp");
@@ -148,7 +148,7 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
         .args(["--check", "--strict", "SHA256SUMS"])
         .current_dir(&packages));
 
-    // Again after a change.
+    // Builds again after a change.
     let readme = directory.join("README.md");
     fs::write(&readme, fs::read_to_string(&readme).unwrap() + "\n").unwrap();
     store.rockenv(&up).ok();
@@ -219,7 +219,7 @@ fn the_page_of_installation_removes_all_of_it() {
     assert_eq!(files(), "");
 }
 
-/// Completes the last of the words as bash does, with the script that is installed.
+/// Completes the last word as bash does, with the installed script.
 const COMPLETE: &str = r#"
 source "$1/usr/share/bash-completion/completions/rockenv"
 shift
@@ -229,11 +229,11 @@ COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9 COMP_LINE="$*" COMP_POINT=$
 printf '%s\n' "${COMPREPLY[@]}"
 "#;
 
-/// Completes the line as fish does, with the script that is installed.
+/// Completes the line as fish does, with the installed script.
 const FISH: &str =
     "source $argv[1]/usr/share/fish/vendor_completions.d/rockenv.fish; complete -C $argv[2]";
 
-/// Starts zsh with the script that is installed.
+/// Starts zsh with the installed script.
 const ZSH: &str = "PS1='> '; fpath=($ROOT/usr/share/zsh/site-functions $fpath); autoload -Uz compinit; compinit -u -D; bindkey -e\n";
 
 #[test]
@@ -299,7 +299,7 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
     let profile = profile.to_str().unwrap();
     let typed = profile.trim_end_matches("n.toml");
     assert_eq!(complete(&["plan", typed]), [profile]);
-    // Bash would run a command in a name.
+    // Unquoted, bash would run the command in this name.
     let hostile = store.work().join("o$(touch pwned);.toml");
     fs::write(hostile, "").unwrap();
     let typed = typed.trim_end_matches("w").to_owned() + "$";
@@ -334,7 +334,7 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
         ),
         ("fsc\t".to_owned(), "fsck".to_owned()),
     ] {
-        // The shell itself repeats the line that it would run.
+        // zsh prints the line that it would run.
         zsh.write(&format!("rockenv {typed}\x01print -r -- '[\x05]'\n"));
         zsh.expect(&format!("[rockenv {completed}]"));
     }

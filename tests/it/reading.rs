@@ -1,4 +1,4 @@
-//! Owns the whole outputs of the commands that only read a store.
+//! The whole output of the commands that only read a store.
 
 use fs_err as fs;
 
@@ -26,12 +26,12 @@ name = 'install'
 run = 'cp /b/a /out/a; cp /b/a ~/a'
 ";
 
-/// Returns what commands print, on any machine and of any test image.
+/// Returns what commands print, without differences between machines and test images.
 fn shows(store: &TestStore, commands: &str) -> String {
     let text = measured(store.shows(commands));
-    // Lines break after 80 columns, and the store's path has many.
+    // Lines wrap at 80 columns, and the store's path is long.
     let text = text.replace("at\n       STORE", "at STORE");
-    // The image was built for all tests: when, and of how many packages?
+    // All tests share the image, so its age and number of packages vary.
     let text = text.replace("; built within the last hour", "");
     let Some((before, after)) = text.split_once("base  directory  AGE  ") else {
         return text;
@@ -196,7 +196,7 @@ fn a_store_is_read_in_many_ways() {
     layer ID (install)  SIZE  env ENV depends on it; newest snapshot of env ENV: install
     layer ID (mine)  SIZE  env ENV depends on it; snapshot mine of env ENV: you took it
     ");
-    // What a change makes of it.
+    // The output after a change to a step.
     store.profile(&STEPS.replace("cp /b/a ~/a", "cp /b/a ~/b"));
     let said = shows(&store, "plan ENV\nup ENV\nsnapshot ls ENV\nrm ENV\nls");
     insta::assert_snapshot!(said, @"

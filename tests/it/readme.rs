@@ -1,4 +1,4 @@
-//! The documentation against the program: every example parses, every link leads somewhere, no command is missing.
+//! The documentation against the program: every example parses, every link resolves, no command is missing.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use rockenv::testing::hook;
 use rockenv::testing::profile;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-/// Pages that programs write: `tests/cli_reference.rs` and `tests/bench/run`.
+/// Generated pages, by `tests/cli_reference.rs` and `tests/bench/run`.
 const GENERATED: [&str; 2] = ["docs/reference/cli.md", "docs/explanation/benchmarks.md"];
-/// What a part of a profile needs to be a profile.
+/// Completes a fragment of a profile.
 const HEAD: &str = "schema = 1\nimage = \"debian-forky\"\n";
 
 struct Document {
@@ -45,7 +45,7 @@ impl Document {
         let mut blocks = Vec::new();
         let mut lines = self.text.lines().enumerate();
         while let Some((number, line)) = lines.next() {
-            // In a list a block is indented.
+            // A block in a list is indented.
             let indent = line.len() - line.trim_start().len();
             let Some(language) = line.trim_start().strip_prefix("```") else {
                 continue;
@@ -64,7 +64,7 @@ impl Document {
         blocks
     }
 
-    /// The text without fenced blocks, by lines.
+    /// Returns the lines outside fenced blocks.
     fn prose(&self) -> Vec<&str> {
         let mut fenced = false;
         self.text
@@ -77,7 +77,7 @@ impl Document {
             .collect()
     }
 
-    /// What is between backticks in prose.
+    /// Returns the text between backticks in prose.
     fn code_spans(&self) -> Vec<&str> {
         let lines = self.prose();
         let spans = lines
@@ -86,7 +86,7 @@ impl Document {
         spans.collect()
     }
 
-    /// The lines between a heading and the next one.
+    /// Returns the lines between a heading and the next one.
     fn section(&self, heading: &str) -> Vec<&str> {
         let lines: Vec<&str> = self
             .text
@@ -123,7 +123,7 @@ fn is_page(document: &Document) -> bool {
     document.name.starts_with("docs/")
 }
 
-/// Splits a line as a shell does, up to the first thing that is not an argument of the first command.
+/// Splits a line as a shell does, up to the end of the first command.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut inside, mut quote) = (String::new(), false, None);
@@ -151,9 +151,9 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Returns what is wrong with a command line that starts `rockenv`; other commands are none of our business.
+/// Returns the error of a command line that starts `rockenv`, and `None` for other commands.
 ///
-/// Where it is only `named` in a sentence, required arguments may be missing.
+/// A command that is only `named` in a sentence may lack required arguments.
 fn refused(line: &str, named: bool) -> Option<String> {
     let mut words = words(line);
     let assignment = |word: &String| {
@@ -169,12 +169,12 @@ fn refused(line: &str, named: bool) -> Option<String> {
     if words.first()? != "rockenv" {
         return None;
     }
-    // A name is in small letters, and what stands for one, such as ENV, is not.
+    // Names are lower case, and placeholders such as ENV are not.
     let is_placeholder = |word: &&mut String| word.bytes().all(|byte| byte.is_ascii_uppercase());
     for word in words.iter_mut().filter(is_placeholder) {
         word.make_ascii_lowercase();
     }
-    // What a matrix hands on is for `up`.
+    // `matrix` passes what follows `--` to `up`.
     let ups = match words.get(1).is_some_and(|verb| verb == "matrix") {
         true => words.split(|word| word == "--").nth(1).unwrap_or_default(),
         false => &[],
@@ -188,7 +188,7 @@ fn refused(line: &str, named: bool) -> Option<String> {
     }
 }
 
-/// The commands of a line of a shell, each with its arguments: between pipes, and in `$(...)`.
+/// Returns the commands of a shell line with their arguments: between separators, and in `$(...)`.
 fn commands(line: &str) -> impl Iterator<Item = &str> {
     let (first, inner) = line.split_once("$(").unwrap_or((line, ""));
     let inner = inner.split(')').next().unwrap_or_default();
@@ -198,7 +198,7 @@ fn commands(line: &str) -> impl Iterator<Item = &str> {
         .map(str::trim)
 }
 
-/// What somebody types in a block: the lines after a prompt, or all of a script; continued ones joined.
+/// Returns what a reader types from a block: the lines after a prompt, or a whole script, with continued lines joined.
 fn typed(block: &Block) -> Vec<String> {
     let text = block.text.replace("\\\n", " ");
     let lines = text.lines();
@@ -249,7 +249,7 @@ fn commands_parse() {
             );
         }
         for span in document.code_spans() {
-            // Not what shows a form: `rockenv plan ...`.
+            // Skips synopses such as `rockenv plan ...`.
             if span.starts_with("rockenv ")
                 && !span.contains(['[', '|', '…'])
                 && !span.contains("...")
@@ -262,7 +262,7 @@ fn commands_parse() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Whether a block without a version is of a profile, not of the configuration.
+/// Returns whether a block without a version belongs to a profile, not to the configuration.
 fn is_part_of_a_profile(text: &str) -> bool {
     [
         "[[component]]",
@@ -278,7 +278,7 @@ fn is_part_of_a_profile(text: &str) -> bool {
 #[test]
 fn toml_is_valid() {
     let directory = tempfile::tempdir().unwrap();
-    // The reference of profiles shows parts of profiles; the tests of `profile` read it.
+    // The profile reference shows parts of profiles, which the tests of `profile` read.
     for document in documents()
         .iter()
         .filter(|document| document.name != "docs/reference/profile.md")
@@ -400,7 +400,7 @@ fn every_room_has_its_line() {
     for line in lib.lines() {
         let line = line.trim_start_matches("pub ");
         let module = line.strip_prefix("mod ");
-        // Not those whose text is in this file.
+        // Skips inline modules.
         if let Some(module) = module.and_then(|module| module.strip_suffix(';')) {
             assert!(
                 rows.contains(&format!("`{module}`")) || rows.contains(&format!("`{module}/`")),
@@ -438,7 +438,7 @@ fn make_targets_exist() {
     }
 }
 
-/// What a heading is called in a link.
+/// Returns the anchor of a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading
         .trim_start_matches('#')

@@ -1,4 +1,4 @@
-//! Owns the tests of releases: a checkout of another version than the profile is set to, and how a release is chosen.
+//! Tests for releases: a checkout of a version that the profile is not set to, and how a release is chosen.
 
 use crate::support::env::TestStore;
 use fs_err as fs;
@@ -21,7 +21,7 @@ name = "one"
 run = "true"
 "#;
 
-/// Makes a profile with two releases, and a checkout of TheRock of that version.
+/// Makes a profile with two releases, and a checkout of TheRock at this version.
 fn project(store: &TestStore, version: Option<&str>) {
     let directory = store.work().join("checkout");
     fs::create_dir_all(directory.join("cmake")).unwrap();
@@ -69,7 +69,7 @@ fn a_checkout_of_another_version_is_named_and_an_older_one_is_refused() {
         }
         assert!(!store.env_dir().join("record.json").exists(), "begun");
     }
-    // Of a release of its own it is one as any other.
+    // With a release of its own, this version is like any other.
     project(&store, Some("7.8.3"));
     let said = format!("`[releases.\"7.8\"]` in a profile that extends `{env}`");
     store.rockenv(&["plan", env]).exits(3).says(&[&said]);

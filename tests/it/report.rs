@@ -1,5 +1,5 @@
-//! `rockenv report` of real builds: what the steps used is in it, Chromium shows it without a complaint, and it replaces
-//! nothing but another report.
+//! `rockenv report` on real builds: it shows what the steps used, Chromium renders it without a complaint, and it
+//! replaces nothing but another report.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::support::loopfs::run;
 use fs_err as fs;
 use serde_json::Value;
 
-/// Two steps that use something, one that is skipped, and one that fails with what a page must not take for its own.
+/// Two steps that use resources, one that is skipped, and one that fails with output that a page must escape.
 const PROFILE: &str = r#"
 [[volume]]
 name = "build"
@@ -39,7 +39,7 @@ fn failed_build() -> TestStore {
     store
 }
 
-/// Leaves what a real ninja leaves, with a name that is none of the page's.
+/// Runs a real ninja in the build volume, with a target name that a page must escape.
 fn build_with_ninja(store: &TestStore) {
     let volumes = fs::read_dir(store.home().join("volumes")).unwrap();
     let volume = volumes.flatten().next().unwrap().path();
@@ -56,7 +56,7 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
-/// Shows a page and returns what became of it, after its script; whatever the browser's console says is a failure.
+/// Renders a page in Chromium and returns the DOM after its script has run. Fails on any console message.
 fn show(page: &Path) -> String {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new("chromium")
@@ -125,7 +125,7 @@ fn a_failed_build_is_told_as_it_was() {
         "{samples:#?}"
     );
     assert!(most("cpu_ms") > 200 && most("jobs") >= 1, "{samples:#?}");
-    // Others write and delete on this disk too.
+    // Other processes write and delete on this disk too.
     assert!(
         samples.iter().any(|sample| sample["disk"] != 0),
         "{samples:#?}"
@@ -146,7 +146,7 @@ fn a_failed_build_is_told_as_it_was() {
     let name = format!("{}-report.html", store.env());
     assert_eq!(said.trim(), name);
 
-    // One figure of memory everywhere: what the samples saw, and beside it what there was with page cache.
+    // One memory figure everywhere: the one from the samples, beside the peak with page cache.
     let usage = &report["steps"][0]["cost"]["usage"];
     let memory = number(&usage["memory_held"]);
     assert!(memory >= most("memory") && memory < number(&usage["memory_peak"]));
@@ -191,7 +191,7 @@ fn a_failed_build_is_told_as_it_was() {
         .text();
     assert!(text.contains("| hungry | done |"), "{text}");
     assert!(text.contains("\n    <script>alert(1)</script>\n"), "{text}");
-    // The log is beside the samples, and `logs` shows the log.
+    // The samples lie beside the log, and `logs` still shows the log.
     assert!(
         store
             .rockenv(&["logs", store.env()])
@@ -223,7 +223,7 @@ fn a_repository_of_this_machine_is_not_named() {
     }
 }
 
-/// Returns what the report says of the lock file, by name; several values of one name in their order.
+/// Returns the values of one name in the report's part on the lock file, in order.
 fn locked(store: &TestStore, name: &str) -> Vec<String> {
     let ran = store.rockenv(&["report", store.env(), "--json"]);
     let report = ran.ok().json();
@@ -248,7 +248,7 @@ fn the_lock_file_is_told_with_what_is_not_as_it_says() {
     let lock = store.work().join(format!("profiles/{env}.lock"));
     let digest = run(Command::new("sha256sum").arg(&lock));
     let digest = format!("sha256:{}", digest.split(' ').next().unwrap());
-    // It is beside the profile, and nobody followed it.
+    // The lock file lies beside the profile, but the build did not follow it.
     assert_eq!(locked(&store, "lock file"), [digest.as_str()]);
     assert!(locked(&store, "built from it")[0].starts_with("no: "));
     store.rockenv(&["up", env, "--locked"]).ok();
@@ -274,7 +274,7 @@ fn the_lock_file_is_told_with_what_is_not_as_it_says() {
         page.contains("<h2 id=\"lock\">") && page.contains("step `two`"),
         "{page}"
     );
-    // What is no lock file tells nothing.
+    // The report ignores a file that is no lock file.
     fs::write(&lock, "version = 1\n").unwrap();
     assert!(locked(&store, "lock file").is_empty());
 }
@@ -290,7 +290,7 @@ fn nothing_but_a_report_is_replaced() {
     to("first.html").ok();
     to("first.html").ok();
     let before = fs::read_to_string(&first).unwrap();
-    // The other kind is a report as well.
+    // A report in Markdown may replace one in HTML.
     store
         .rockenv(&["report", env, "--markdown", "-o", "first.html"])
         .ok();
@@ -314,7 +314,7 @@ fn nothing_but_a_report_is_replaced() {
             .starts_with("<!DOCTYPE html>")
     );
 
-    // Neither through a link, nor in the place of a directory, whatever is asked for.
+    // `--force` neither writes through a link nor replaces a directory.
     fs_err::os::unix::fs::symlink("first.html", work.join("link.html")).unwrap();
     fs::create_dir(work.join("directory.html")).unwrap();
     for place in ["link.html", "directory.html"] {
@@ -326,7 +326,7 @@ fn nothing_but_a_report_is_replaced() {
         .exits(7)
         .says(&["`absent` does not exist", "help:"]);
     store.rockenv(&["report", "nobody"]).exits(7);
-    // No piece of a page is left.
+    // No partial page is left.
     let left = fs::read_dir(work).unwrap().flatten();
     let mut names = left.map(|entry| entry.file_name().into_string().unwrap());
     assert!(!names.any(|name| name.starts_with('.')));

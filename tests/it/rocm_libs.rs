@@ -1,10 +1,10 @@
-//! The shipped profile `rocm-libs`: what targets share of it, and its steps on a real header-only library, with the real
-//! compiler for GPUs.
+//! The shipped profile `rocm-libs`: the steps that targets share, and a real header-only library, built with the real
+//! GPU compiler.
 
 use crate::support::env::TestStore;
 use fs_err as fs;
 
-/// rocPRIM alone, of which the steps of the others say that they are left out.
+/// Only rocPRIM: the steps of the other components report that they are left out.
 const SMALL: &str = r#"
 extends = "rocm-libs"
 [params]
@@ -22,7 +22,7 @@ remove = true
 #[test]
 fn a_header_only_library_is_fetched_installed_and_used_by_a_hip_program() {
     let store = TestStore::with_image("debian-forky");
-    // The machine may be behind a proxy that inspects TLS, whose authority only the host trusts.
+    // The machine may be behind a proxy that inspects TLS, with a CA that only the host trusts.
     store.configure("ca-certificates = \"host\"\n");
     let name = store.env();
     let profile = store.work().join(format!("profiles/{name}.toml"));
@@ -33,7 +33,7 @@ fn a_header_only_library_is_fetched_installed_and_used_by_a_hip_program() {
         let expected = format!("left out: {step} is not among the components");
         assert!(log(step).contains(&expected), "{step}: {}", log(step));
     }
-    // It found the library in the prefix, and its code is for the target.
+    // The consumer found the library in the prefix, and its code is for the target.
     let built = log("consumer");
     for line in [
         "with rocprim 3.4.1",
@@ -70,7 +70,7 @@ fn three_targets_fetch_and_install_the_headers_once() {
         "hipcub",
         "rocthrust",
     ];
-    // `gpu-test` is skipped where there is no GPU, and has no key then.
+    // Without a GPU, `gpu-test` is skipped and has no key.
     for (step, key) in one.iter().filter(|(step, _)| *step != "gpu-test") {
         let is_same = two[step] == *key && three[step] == *key;
         assert_eq!(is_same, common.contains(&step.as_str()), "{step}");

@@ -1,4 +1,4 @@
-//! Owns the tests of what a checkout of TheRock says of targets, and of sets of targets that do not fit together.
+//! Tests for what a checkout of TheRock says about targets, and for sets of targets that do not fit together.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ fn checkout(store: &TestStore, table: &str) -> PathBuf {
     directory
 }
 
-/// Returns the name of the env that a command of `plan` is about.
+/// Returns the env that `plan` is about.
 fn planned(store: &TestStore, arguments: &[&str]) -> String {
     let ran = store.rockenv(&[&["plan", "--json"], arguments].concat());
     ran.ok().json()["env"].as_str().unwrap().to_owned()
@@ -141,7 +141,7 @@ fn a_checkout_is_compared_and_believed() {
     assert_eq!(json["targets"][0]["name"], "gfx1103");
     assert_eq!(json["drift"][0]["what"], "no-target");
 
-    // rockenv's own table does not leave rocWMMA out for gfx1201: the checkout's does, and counts.
+    // Only the checkout's table leaves rocWMMA out for gfx1201, and it overrides rockenv's own.
     store.profile(STEPS);
     let env = store.env();
     let both = "up ENV --target gfx1201\nup ENV --target gfx90a";
@@ -188,7 +188,7 @@ fn drift_is_told_once_however_often_the_checkout_is_looked_at() {
     let store = TestStore::new();
     let directory = checkout(&store, TABLE.replace("    rocWMMA\n", "").as_str());
     fs::set_permissions(directory, PermissionsExt::from_mode(0o777)).unwrap();
-    // What a step fetches into the source changes the keys of those after it.
+    // A step that fetches into the source changes the keys of later steps.
     store.profile(&STEPS.replace("echo same > $HOME/same", "date +%N > /v/therock/fetched"));
     let ran = store.rockenv(&["up", store.env(), "--target", "gfx1201"]);
     let told = ran.ok().err;
@@ -209,7 +209,7 @@ fn several_targets_have_to_fit_and_share_an_env() {
     };
     store.profile(STEPS);
     for verb in [&["profile", "check", env][..], &["plan", env], &["up", env]] {
-        // `up` has told before that the table is another.
+        // `up` has warned before that the tables differ.
         let said = store.shown(&with(verb).exits(3));
         let said = said.split_once("error: ").unwrap().1;
         insta::allow_duplicates! {
@@ -241,7 +241,7 @@ fn several_targets_have_to_fit_and_share_an_env() {
         store.profile(&choice);
         with(&["profile", "check", env]).ok();
     }
-    // One env for both, named for both, in the order of the table.
+    // Both targets share an env, which is named after both in the order of the table.
     with(&["up", env]).ok();
     let name = format!("{env}-gfx1103-gfx1201");
     store
@@ -283,7 +283,7 @@ fn therock_with_rccl_needs_a_target_that_can_have_it() {
             target too (`extra-targets = ["gfx1250"]`)
     exit code 3
     "#);
-    // One that can have it needs no other.
+    // A target that RCCL supports needs no other target.
     let other: Vec<&str> = alone
         .iter()
         .map(|word| if *word == "gfx1103" { "gfx1201" } else { word })
@@ -291,7 +291,7 @@ fn therock_with_rccl_needs_a_target_that_can_have_it() {
     store.rockenv(&other).ok();
 }
 
-/// What TheRock will declare one day, and a family that is not compiled in.
+/// A target and a family that are not compiled in, as a future TheRock may declare them.
 const NEWER: &str = r#"
 therock_add_amdgpu_target(gfx1103 "A laptop" FAMILY igpu-all gfx110X-all gfx110X-igpu)
 therock_add_amdgpu_target(gfx1310 "A card to come" FAMILY dgpu-all gfx131X-all)
@@ -337,7 +337,7 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
     support   not documented upstream
     variant   lean: RCCL is for several cards; with these: `--variant full-torch`
     ");
-    // A family that nobody heard of before can be named as well.
+    // A family that was unknown before can be named as well.
     store.profile(&steps);
     up().ok();
     let env = &format!("{env}-gfx1310");
@@ -352,7 +352,7 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
         check.text()
     );
 
-    // What was made for it is there all the same when it is not known any more, and so is the way back.
+    // With a damaged target table, the env is still listed, and `target forget` still works.
     fs::write(store.home().join("targets.json"), "{").unwrap();
     let list = || store.rockenv(&["ls"]).ok();
     let said = list().says(&["targets.json", "is damaged", "target learn"]);
@@ -374,7 +374,7 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
         .says(&["unknown target"]);
 }
 
-/// The database of packages belongs to the steps, and may be anything.
+/// The package database belongs to the steps, so it may hold anything.
 #[test]
 fn a_package_database_that_is_none_is_no_reason_to_fail_or_to_wait() {
     let store = TestStore::new();
@@ -410,7 +410,7 @@ fn a_package_database_that_is_none_is_no_reason_to_fail_or_to_wait() {
     }
 }
 
-/// Files are known by their names; none of them is opened, and nothing is run.
+/// Files are known by their names: `up` opens and runs none of them.
 #[test]
 fn libraries_whose_kernels_are_for_other_targets_are_named() {
     let store = TestStore::new();

@@ -1,4 +1,4 @@
-//! `usage::scan` against GNU `du`, and what `du` cannot say: classes, nested roots, mounts, trees that change.
+//! `measure::scan` against GNU `du`, and what `du` cannot say: classes, nested roots, mounts, trees that change.
 
 use std::ffi::OsStr;
 use std::num::NonZero;
@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, mkdirat};
 use rockenv::testing::measure::{DiskUsage, MeasureOptions, Root, Usage, scan, scan_one};
 use tempfile::TempDir;
 
-/// A directory on a disk: `/tmp` may be a tmpfs, which has no blocks to speak of.
+/// Creates a directory on a disk: `/tmp` may be a tmpfs, which has no real blocks.
 fn dir() -> TempDir {
     tempfile::Builder::new()
         .prefix("usage-")
@@ -48,7 +48,7 @@ fn assert_clean(usage: &Usage) {
     assert_eq!((usage.unreadable, usage.vanished), (0, 0), "{usage:?}");
 }
 
-/// Every kind of entry, in four directories; returns it with the number of inodes.
+/// Creates every kind of entry, in four directories. Returns the number of inodes.
 fn zoo(root: &Path) -> u64 {
     fs::create_dir_all(root.join("a/b")).unwrap();
     fs::create_dir_all(root.join("c")).unwrap();
@@ -106,7 +106,7 @@ fn the_order_of_roots_decides_who_has_the_hard_links() {
         let both = du(&[&a, &c]);
         assert_eq!(forward.total().allocated, both);
         assert_eq!(backward.total().allocated, both);
-        // The same class again: all names are inside it.
+        // With one class for both roots, all names of a file are inside it.
         let one = scan(&[Root::new(&a, 5), Root::new(&c, 5)], &options);
         assert_eq!(one.class(5).exclusive, both);
         assert_eq!(one.class(5).counted_elsewhere, 0);
@@ -131,7 +131,7 @@ fn nested_and_repeated_roots_count_every_byte_once() {
     assert_clean(&usage);
     assert_eq!(usage.total().allocated, whole);
     assert_eq!(usage.total().entries, scan_one(dir.path()).total().entries);
-    // `again` is met first by the outermost root through `c/full`.
+    // The outermost root meets the file of `again` first through `c/full`.
     assert_eq!(usage.class(1).counted_elsewhere, 102_400);
     assert_eq!(usage.class(2).entries, 1);
     assert_eq!((usage.class(3).entries, usage.class(3).apparent), (1, 7));
@@ -159,12 +159,12 @@ fn a_large_directory_is_shared_out() {
     }
 }
 
-/// With two directories at each level one waits at each level: more than a process may have open.
+/// With two directories at each level, one waits at each level: more than a process may have open.
 #[test]
 fn a_deep_tree_needs_few_descriptors() {
     let dir = dir();
     let levels = 3000;
-    // One level after the other by descriptor: the path is longer than the kernel takes.
+    // Creates one level after the other by descriptor: the path is longer than the kernel takes.
     let mode = Mode::S_IRWXU;
     let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut at = nix::fcntl::open(dir.path(), flags, Mode::empty()).unwrap();
@@ -229,7 +229,7 @@ fn what_cannot_be_read_is_named() {
     std::os::unix::fs::chown(dir.path(), Some(12345), Some(12345)).ok();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o000);
     fs::set_permissions(&closed, mode).unwrap();
-    // The file system user belongs to the thread, and those that the walker starts have it too.
+    // The file system user belongs to the thread, and the walker's own threads inherit it.
     let usage = std::thread::spawn({
         let root = dir.path().to_owned();
         move || {
@@ -247,7 +247,7 @@ fn what_cannot_be_read_is_named() {
         usage.problems[0].error.kind(),
         std::io::ErrorKind::PermissionDenied
     );
-    // Its own size is known.
+    // The closed directory itself is counted.
     assert_eq!(usage.total().entries, 3);
 }
 
@@ -284,7 +284,7 @@ fn mounts_are_left_out() {
     let usage = scan_one(dir.path());
     assert_clean(&usage);
     assert_eq!(usage.mounts_skipped, 3);
-    // The covered directories are not seen; the rest is what it was.
+    // The covered directories are not counted, and the rest is as before.
     assert_eq!(usage.total().entries, before.entries - 3);
     assert_eq!(usage.total().allocated, before.allocated - 2 * 4096);
 

@@ -34,7 +34,7 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
         .rockenv(&[&up[..], &["--offline"]].concat())
         .exits(4)
         .says(&["file `z/a.tar` of cache `tarballs`"]);
-    // What is locked stays so, wherever the file was made anew.
+    // `lock` keeps the entry of a file that is missing.
     store
         .rockenv(&["lock", env])
         .ok()
@@ -48,7 +48,7 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
     assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
     store.rockenv(&["lock", env, "--update", "all"]).ok();
     store.rockenv(&up).ok();
-    // What a step fetches is compared before its snapshot is made.
+    // `up` compares fetched files before it makes the step's snapshot.
     fs::remove_file(&file).unwrap();
     let layers = || fs::read_dir(store.home().join("layers")).unwrap().count();
     let before = layers();
@@ -58,7 +58,7 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
     assert_eq!(layers(), before);
 }
 
-/// A step that installs what upstream calls the newest, or what is locked.
+/// A step that installs the locked version, or upstream's newest one without a lock.
 pub(super) const INSTALL: &str = r#"
 [[volume]]
 name = "index"
@@ -78,7 +78,7 @@ name = "use"
 run = "cp $HOME/tool $HOME/used; [ ! -e /run/rockenv/pins/locked ]"
 "#;
 
-/// Makes a version the newest.
+/// Publishes a version as upstream's newest.
 pub(super) fn publish(store: &TestStore, version: &str, content: &str) {
     let index = store.home().join("caches/index");
     fs::create_dir_all(&index).unwrap();
@@ -95,7 +95,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
         store.profile_named(env, INSTALL);
         publish(store, "1", "one");
     }
-    // What nobody has run yet is not known.
+    // A lock file knows what a step installs only after the step has run.
     a.rockenv(&["lock", env]).ok();
     assert!(!fs::read_to_string(&lock).unwrap().contains("tool"));
     a.rockenv(&["up", env, "--locked"]).ok();
@@ -106,7 +106,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
         .ok()
         .says(&["nothing to do"]);
 
-    // Upstream goes on; the other store gets what is locked.
+    // Upstream moves on. The other store still gets the locked version.
     publish(&a, "2", "two");
     publish(&b, "2", "two");
     fs::copy(&lock, b.work().join(format!("profiles/{env}.lock"))).unwrap();
@@ -115,7 +115,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
     b.rockenv(&used).ok().prints("one");
     assert_eq!(a.keys(env), b.keys(env));
 
-    // A snapshot that was made without the lock file may be another one under the same key.
+    // Without the lock file, a snapshot under the same key may hold another version.
     a.rockenv(&["up", env, "--rerun", "install"]).ok();
     a.rockenv(&used).ok().prints("two");
     insta::assert_snapshot!(a.shows("up ENV --locked\nplan ENV --locked"), @"
@@ -133,7 +133,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
     a.rockenv(&again).ok();
     a.rockenv(&used).ok().prints("one");
 
-    // The same version with another content fails the step before anything is built on it.
+    // The same version with different content fails the step, before later steps build on it.
     publish(&a, "1", "other");
     a.rockenv(&again)
         .exits(8)

@@ -1,5 +1,5 @@
-//! What follows from a lock file: parameters with their hooks and engine, steps by key, and help that works; and servers
-//! that do not answer.
+//! What `up` takes from a lock file: parameters with their hooks and engine, steps by key, and help that works. Also
+//! servers that do not answer.
 
 use super::fetched::{INSTALL, publish};
 use super::*;
@@ -75,7 +75,7 @@ run = "cat /v/src/a > $HOME/a; echo ${version}"
         .rockenv(&["lock", env, "--file", &lock("2.0")])
         .ok()
         .says(&["nothing changed"]);
-    // The lock file is that of another env, whose engine counts.
+    // The lock file is for env `{env}-2.0`, so the engine recorded for `{env}` does not matter.
     let record = store.env_dir().join("record.json");
     let text = fs::read_to_string(&record).unwrap();
     let other = text.replace("\"engine\": \"nspawn\"", "\"engine\": \"docker\"");
@@ -95,7 +95,7 @@ run = "cat /v/src/a > $HOME/a; echo ${version}"
         ])
         .ok()
         .prints("ONE");
-    // And without hooks.
+    // Release 2.1 has no hooks.
     store
         .rockenv(&[
             "lock",
@@ -230,7 +230,7 @@ fn other_targets_of_a_profile_are_adopted_with_everything() {
     exit code 2
     ");
     let update = ["lock", "locked", "--update", "all"];
-    // It is the file of this target only.
+    // `--update` does not turn the file into one for another target.
     store
         .rockenv(
             &[

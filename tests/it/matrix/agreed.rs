@@ -1,4 +1,4 @@
-//! Answers to the questions of each env.
+//! One `--yes` answers the questions of every env.
 
 use fs_err as fs;
 
@@ -8,7 +8,7 @@ use crate::support::env::TestStore;
 #[test]
 fn what_is_agreed_to_is_so_for_each_env() {
     let store = TestStore::new();
-    // Outside of the profile's directory, and of anybody's home.
+    // A directory outside the profile's directory and any home, so `up` asks before steps write to it.
     let asked = tempfile::tempdir().unwrap();
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(asked.path(), everybody).unwrap();

@@ -1,4 +1,4 @@
-//! Jobs of `matrix` for other systems.
+//! Job definitions that `matrix` writes for other systems.
 
 use fs_err as fs;
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn jobs_of_ci_are_one_line_of_json() {
         jobs[1]["runner"],
         serde_json::json!(["self-hosted", "780m"])
     );
-    // The arguments are those of `up`, and the name is the env's.
+    // `up` accepts the job's arguments, and creates the env that the job names.
     let up: Vec<&str> = jobs[0]["up"]
         .as_array()
         .unwrap()
@@ -93,7 +93,7 @@ fn jobs_use_the_store_and_the_registry_that_are_named() {
             .exits(2)
             .says(&[&format!("`{registry}` names no registry"), "help: "]);
     }
-    // The jobs pull from it; there may be no way to it from here, and no other is configured.
+    // The jobs pull from this registry. It may be unreachable from here, and no other one is configured.
     let registry = ["matrix", "gitlab", "--registry", "registry.invalid/r"];
     let which = [
         "--profile",
