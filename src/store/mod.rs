@@ -3,7 +3,7 @@
 //! ```text
 //! format                    version and snapshot method
 //! id                        unique: distinguishes it from another store at the same path
-//! lock                      global lock, held for milliseconds
+//! lock                      global lock, held briefly
 //! jobs                      the machine's job budget: number of slots of each env
 //! images/<key>/             image.json, root/, used
 //! layers/<id>/              layer.json, diff/ or root/, volumes/<name>/, flat/, durable
