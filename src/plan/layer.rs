@@ -112,15 +112,15 @@ pub struct SnapshotImage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum History {
-    /// Each step up to it began with the build volumes of the step before, or with empty ones.
+    /// Each step up to this one began with the build volumes of the previous step, or with empty ones.
     Clean,
-    /// A step began with files that another build, or a command of `exec`, had left in them; or such a command joined
-    /// it.
+    /// A step began with files that another build or an `exec` command had left in the build volumes, or such a
+    /// command ran during the step.
     Incremental {
         /// The layer that the other build was based on, if any.
         #[serde(default)]
         on: Option<LayerId>,
-        /// The files are those of a command of `exec` or `shell`, as far as is known.
+        /// The files probably come from an `exec` or `shell` command.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         by_hand: bool,
     },
@@ -160,18 +160,18 @@ impl VolumesFrom {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ByHand {
-    /// Nothing that [`VolumesFrom`] does not tell.
+    /// No commands except those that [`VolumesFrom`] records.
     Nothing,
-    /// They may have written since the first of them began.
+    /// Commands may have written since the first one began.
     Since(Moment),
 }
 
-/// A moment by the clock that the kernel takes change times from.
+/// A moment by the clock that the kernel uses for change times.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Moment {
     /// Change time of a file made then, in nanoseconds since 1970.
     pub time: i64,
-    /// What that clock was ahead of the one that nobody can set, in nanoseconds.
+    /// Lead of that clock over the boot-time clock, which cannot be set, in nanoseconds.
     pub ahead: i64,
     /// The kernel's boot id; empty if nothing can be compared with this moment.
     pub boot: String,
