@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""Simulates a farm: 200 environments, 20 machines of different size, one registry. Prints the tables of docs/explanation/farm.md.
+"""Simulates a farm of 200 environments, 20 machines of different sizes and one registry. Prints the tables of docs/explanation/farm.md.
 
     tests/bench/farm.py ROWS.jsonl LAYOUT...
 
@@ -62,7 +62,7 @@ class Env:
 
 
 def recorded(rows, layouts):
-    """{(profile, step): (serial, parallel, memory, bytes)}."""
+    """Returns {(profile, step): (serial, parallel, memory, bytes)}."""
     layers = {}
     for layout in layouts:
         read = lambda blob: json.loads((layout / "blobs/sha256" / blob["digest"].removeprefix("sha256:")).read_text())
@@ -89,7 +89,7 @@ def planned(arguments, home):
 
 
 def envs(steps):
-    """200 environments: every target with the profiles' variants, as `plan` gives their keys."""
+    """Returns 200 environments: every target with each variant of the profiles, with the keys from `plan`."""
     targets = [line.split()[0] for line in subprocess.run([ROCKENV, "target", "ls"], text=True, check=True, capture_output=True)
                .stdout.splitlines()[1:]]
     asked = [("rocm-libs", target, parts) for parts in COMPONENTS for target in targets]
@@ -123,7 +123,7 @@ class Result:
 
 
 class Farm:
-    """Machines that take jobs in order as they become free, and a registry whose bandwidth the transfers of a moment share."""
+    """Machines that take jobs in order as they become free, and a registry whose bandwidth all current transfers share."""
 
     def __init__(self, registry, present=()):
         self.registry, self.present, self.result = registry, set(present), Result()
@@ -136,7 +136,7 @@ class Farm:
         heapq.heappush(self.events, (self.now + seconds, self.count, action))
 
     def run(self, jobs):
-        """Jobs are (environment, how many of its steps, jobs that must be over first)."""
+        """Runs jobs. Each is (environment, number of its steps, jobs that must end first)."""
         self.waiting, self.over = list(enumerate(jobs)), set()
         self.start()
         while self.events:
@@ -162,7 +162,7 @@ class Farm:
                     self.after(0, self.job(number, machine, env, until))
 
     def job(self, number, machine, env, until):
-        """What a machine does for one job; each value is for how long."""
+        """Yields the durations of the phases of one job on a machine."""
         began, steps = self.now, env.steps[:until]
         there = 0
         if self.registry:
@@ -195,7 +195,7 @@ class Farm:
 
 
 def shared(found):
-    """The steps at the beginning that all environments of a call have in common, as `matrix` finds them."""
+    """Returns the leading steps that all environments of a call share, as `matrix` finds them."""
     calls = defaultdict(list)
     for number, env in enumerate(found):
         calls[env.call].append(number)
@@ -209,7 +209,7 @@ def shared(found):
 
 
 def as_written(found, order=None):
-    """The jobs that `matrix slurm` writes: for each call one that builds what is common, then one for each environment."""
+    """Returns the jobs that `matrix slurm` writes: for each call, one that builds the common steps, then one per environment."""
     jobs, numbers = [], []
     for members, count in shared(found):
         needs = set()
@@ -222,7 +222,7 @@ def as_written(found, order=None):
 
 
 def bound(found):
-    """No farm is faster: all distinct work spread evenly over all cores, and the longest environment on the largest machine."""
+    """Returns a lower bound: all distinct work spread evenly over all cores, or the longest environment on the largest machine."""
     distinct = {step.key: step for env in found for step in env.steps}
     even = sum(step.serial + step.parallel for step in distinct.values()) / sum(cores for cores, _ in MACHINES)
     return max(even, max(sum(step.seconds(MACHINES[-1][0]) for step in env.steps) for env in found))

@@ -1,4 +1,4 @@
-"""Owns the section `matrix`: three targets of TheRock's double (tests/therock) by one command, beside what one target takes alone."""
+"""Owns the section `matrix`: three targets of the miniature TheRock (tests/therock) in one command, compared with one target alone."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ PIP = "[global]\nindex-url = file:///nowhere\nfind-links = /usr/share/python-whe
 
 
 def image():
-    """Builds the tree that the double is built on, and its image's recipe."""
+    """Builds the miniature's base tree and writes its image recipe."""
     tree = WORK / "builder"
     if not tree.exists():
         part = WORK / "builder.part"
@@ -37,7 +37,7 @@ def image():
 
 
 def offer(work):
-    """Puts pytest, which the double's smoke tests run by, where pip finds what belongs to the double."""
+    """Puts pytest, which runs the miniature's smoke tests, where pip finds the miniature's packages."""
     wheels = TOOLS / "pytest"
     if not wheels.exists():
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes", "--only-binary=:all:",
@@ -55,7 +55,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def upstream(work):
-    """Makes the double's repositories and serves them on loopback; gives the superproject's URL and commit."""
+    """Makes the miniature's repositories and serves them on loopback. Returns the superproject's URL and commit."""
     shutil.rmtree(work, ignore_errors=True)
     files = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=work))
     threading.Thread(target=files.serve_forever, daemon=True).start()
@@ -85,7 +85,7 @@ def upstream(work):
 
 @contextlib.contextmanager
 def settings(url, commit):
-    """The profile as users change it for another upstream, and the machine's targets."""
+    """Writes the profile, changed as users change it for another upstream, and the machine's targets."""
     profile = Path(f"profiles/{PROFILE}.toml")
     profile.write_text(f'schema = 1\nextends = "therock"\nimage = "builder"\n'
                        f'[params]\ntherock-url = "{url}"\ntherock-rev = "{commit}"\n'
@@ -100,7 +100,7 @@ def settings(url, commit):
 
 
 class Ground:
-    """A store of its own on a fresh btrfs, which can freeze build volumes; what is done there is timed and weighed."""
+    """A separate store on a fresh btrfs, which can freeze build volumes. Measures the time and disk space of commands there."""
 
     def __init__(self):
         self.top = WORK / "matrix"
@@ -111,7 +111,7 @@ class Ground:
         self.used = self.now()
 
     def now(self):
-        """Bytes in use, with everything on the disk and nothing waiting to be deleted."""
+        """Returns the bytes in use, after everything is synced and the trash is empty."""
         settled(self.store)
         run(["btrfs", "subvolume", "sync", self.top])
         run(["btrfs", "filesystem", "sync", self.top])
@@ -119,13 +119,13 @@ class Ground:
         return (file_system.f_blocks - file_system.f_bfree) * file_system.f_frsize
 
     def took(self, *arguments):
-        """Milliseconds, and MiB by which the disk got fuller."""
+        """Returns the milliseconds, and the growth of disk usage in MiB."""
         time = rockenv(self.store, *arguments)
         before, self.used = self.used, self.now()
         return time, (self.used - before) / (1 << 20)
 
     def keys(self, target):
-        """The steps of an env that have snapshots, with their keys."""
+        """Returns the steps of an env that have snapshots, with their keys."""
         record = json.loads((self.store / f"envs/{PROFILE}-{target}/record.json").read_text())
         return [(step["name"], step["key"]) for step in record["steps"]]
 
@@ -137,7 +137,7 @@ class Ground:
 
 
 def in_common(ground):
-    """The last step that all targets share."""
+    """Returns the last step that all targets share."""
     envs = [ground.keys(target) for target in TARGETS]
     last = None
     for same in zip(*envs):

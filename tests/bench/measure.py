@@ -1,4 +1,4 @@
-"""Owns running and timing for the benchmarks, and the rows of their tables."""
+"""Owns running and timing commands for the benchmarks, and the rows of their tables."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def run(argv, store=WORK):
 
 
 def clock(argv, store=WORK):
-    """Milliseconds of one run, from just before its start to its end."""
+    """Returns the milliseconds of one run, from just before its start to its end."""
     null = os.open(os.devnull, os.O_RDWR)
     actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
     argv = [str(a) for a in argv]
@@ -64,7 +64,7 @@ def clock(argv, store=WORK):
 
 
 def in_turns(count, jobs, warm=True):
-    """Runs the callables one after the other, `count` times, after one round that is not counted, where it may warm something."""
+    """Runs the callables in turns, `count` times, after one uncounted warm-up round."""
     for job in jobs.values() if warm else ():
         job()
     times = {name: [] for name in jobs}
@@ -87,7 +87,7 @@ def row(section, what, times, limit="", met=None):
 
 
 def settled(store):
-    """Waits until nothing is being deleted and everything is on disk."""
+    """Waits until the trash is empty and everything is on disk."""
     for _ in range(3000):
         if [name for name in os.listdir(store / "trash") if name != "lock"]:
             time.sleep(0.02)
@@ -101,7 +101,7 @@ def rockenv(store, *arguments):
 
 
 def loop(directory, make, size):
-    """Mounts a fresh file system, whose image nothing but the mount holds."""
+    """Mounts a fresh file system and unlinks its image, which only the mount keeps."""
     image = ground["images"] / f"rockenv-bench-{directory.name}.image"
     with open(image, "wb") as file:
         file.truncate(size)
@@ -135,7 +135,7 @@ def status(pid, field):
 
 
 def ours(top):
-    """The processes below `top` that run rockenv, with what they are."""
+    """Returns the rockenv processes below `top` and their roles."""
     found, left = [], [top]
     while left:
         pid = left.pop()

@@ -1,4 +1,4 @@
-"""Owns what the `pull` benchmark needs around it: an image of 1 GB, a registry on loopback that has it, a Docker daemon."""
+"""Owns the surroundings of the `pull` benchmark: a 1 GB image, a registry on loopback that serves it, and a Docker daemon."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 def layer(number, size):
-    """A layer as `docker push` sends it: some large files, many small ones, which halve when they are compressed."""
+    """Returns a layer as `docker push` sends it: a few large files and many small ones that compress to half their size."""
     source = random.Random(number)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -92,7 +92,7 @@ def stop(child):
 
 
 def clear(work):
-    """Removes a daemon's directory, with the network namespace that Docker leaves mounted there."""
+    """Removes a daemon's directory, including the network namespace that Docker leaves mounted there."""
     for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
         at = Path(line.split()[1])
         if work in at.parents:
@@ -122,7 +122,7 @@ def registry(work):
 
 
 def docker(work):
-    """Starts a Docker daemon of its own; returns it and how to talk to it, or `None` where there is none."""
+    """Starts a separate Docker daemon. Returns it and the client command, or `None` without Docker."""
     program = shutil.which("dockerd", path="/usr/sbin:/usr/bin:/sbin:/bin")
     client = shutil.which("docker", path="/usr/bin:/bin:/usr/local/bin")
     if not program or not client:

@@ -1,4 +1,4 @@
-"""Owns the section `registry`: a snapshot of 2 GB to a registry on loopback and back, beside its peers with the same tree."""
+"""Owns the section `registry`: pushing a 2 GB snapshot to a registry on loopback and pulling it, compared with other tools and the same tree."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ head -c $(({SIZE} - $(du -sb . | cut -f1))) /dev/urandom | split -b 16M - random
 
 
 class Registries:
-    """A registry with nothing in it, as often as one is asked for; the one before is gone then."""
+    """Provides an empty registry on request, in place of the previous one."""
 
     def __init__(self, work):
         self.work, self.child = work, None
@@ -102,7 +102,7 @@ def push(store, method, registries, daemon, runs):
 
 
 def imported(store, talk):
-    """Gives Docker the tree, its image included, as an image of one layer."""
+    """Imports the tree, including its base image, into Docker as an image of one layer."""
     tar = [ROCKENV, "exec", "--root", NAME, "--", "tar", "-C", "/", "--one-file-system", "--numeric-owner", "-cf", "-", "."]
     sender = subprocess.Popen(tar, env=env(store), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     taken = subprocess.run([*talk, "import", "-", NAME], stdin=sender.stdout, stdout=subprocess.DEVNULL)

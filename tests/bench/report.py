@@ -1,4 +1,4 @@
-"""Owns the tables and pictures that come of the measured rows."""
+"""Owns the tables and pictures made from the measured rows."""
 
 import statistics
 from html import escape
@@ -29,7 +29,7 @@ def table(measured):
 
 
 def picture(section, measured):
-    """Draws a bar for each row, as long as its median, with a line from the least to the most; other units are left out."""
+    """Draws a bar for each row, as long as its median, with a line from the minimum to the maximum. Leaves out other units."""
     measured = [row for row in measured if "MiB" not in row["what"]]
     if len(measured) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Owns the section `scale`: how commands grow with the number of snapshots and envs, of files, and of keys in a registry."""
+"""Owns the section `scale`: how the time of commands grows with the number of snapshots and envs, of files, and of keys in a registry."""
 
 import http.client
 import json
@@ -25,7 +25,7 @@ def bench(stores, runs):
 
 
 def growth(counts, times):
-    """What one more costs, in microseconds: up to the second number, and up to the third."""
+    """Returns the marginal cost per item in microseconds: between the first two numbers, and between the last two."""
     points = [(count, statistics.median(times[count])) for count in counts]
     each = [1000 * (after - before) / (more - less) for (less, before), (more, after) in zip(points, points[1:])]
     return " and ".join(f"{max(one, 0):.3g}" for one in each)
@@ -38,7 +38,7 @@ def rows_of(section, what, counts, unit, times):
 
 
 def snapshots(method, store, runs):
-    """Each env has a value of its own in the first step, so that no snapshot is shared."""
+    """The first step differs in each env, so the envs share no snapshot."""
     step = "\n".join(f'[[step]]\nname = "s{n:03}"\nrun = "echo ${{which}}-{n} > $HOME/step"' for n in range(STEPS))
     Path("profiles/scale.toml").write_text(f'schema = 1\nimage = "mini"\n[params]\nwhich = "0"\n{step}\n')
     up = ["up", "scale", "--name"]
@@ -87,7 +87,7 @@ def files(method, store, runs):
 
 
 def registry(method, store, runs):
-    """A repository in which that many tags name other snapshots: what `up --pull` takes that looks for its keys there."""
+    """Times `up --pull`, which looks up its keys in a repository with that many tags of other snapshots."""
     server, host = pull.registry(WORK / "scale-registry")
     where = f"{host}/bench/scale"
     empty = store.parent / "scale-pulled"
@@ -117,7 +117,7 @@ def registry(method, store, runs):
 
 
 def tags(host, name, first, last):
-    """Gives the first manifest of the repository more tags, each like a key."""
+    """Adds tags to the first manifest of the repository, each as long as a key."""
     connection = http.client.HTTPConnection(host)
 
     def ask(method, path, body=None, headers=None):

@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""Draws docs/explanation/pictures/time-left.svg: the time left that `up` shows against the truth, from recorded builds.
+"""Draws docs/explanation/pictures/time-left.svg: the time left that `up` shows against the actual time, from recorded builds.
 
     tests/bench/time_left.py
 

@@ -1,4 +1,4 @@
-"""Fails unless a file is a JobSet or an Argo Workflow without a field that its model does not know, with pods that Kubernetes accepts."""
+"""Fails unless a file is a JobSet or an Argo Workflow with only known fields, and with pods that Kubernetes accepts."""
 
 import sys
 
@@ -12,7 +12,7 @@ def check(api, kind, spec):
 
 
 def same(document, model, path="$"):
-    """A model drops what it does not know."""
+    """Fails on fields that the model does not know, because the model drops them."""
     if isinstance(document, dict):
         for key, value in document.items():
             assert key in model, f"{path}.{key} is unknown"
