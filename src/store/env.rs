@@ -269,7 +269,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Applies the journal and the record; `ended` says whether a killed command left a container.
+    /// Finishes what the journal and the record describe. `ended`: whether a killed command's container was ended.
     fn apply_journal(&mut self, ended: bool) -> Result<()> {
         let run = self.run_dir();
         self.end_lease()?;

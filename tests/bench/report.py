@@ -47,7 +47,7 @@ def picture(section, measured):
         top = 4 + number * HEIGHT
         middle = top + HEIGHT / 2
         median, times = statistics.median(row["times"]), row["times"]
-        label = row["what"].replace("`", "")
+        label = row["what"].split(";")[0].replace("`", "")
         label = label if len(label) <= 76 else label[:75] + "…"
         own = "o" if ours(row["what"]) else "p"
         parts += [

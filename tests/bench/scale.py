@@ -28,13 +28,13 @@ def growth(counts, times):
     """Returns the marginal cost per item in microseconds: between the first two numbers, and between the last two."""
     points = [(count, statistics.median(times[count])) for count in counts]
     each = [1000 * (after - before) / (more - less) for (less, before), (more, after) in zip(points, points[1:])]
-    return " and ".join(f"{max(one, 0):.3g}" for one in each)
+    return ", then ".join(f"{max(one, 0):.3g}" for one in each)
 
 
 def rows_of(section, what, counts, unit, times):
     for count in counts:
-        row(section, f"{what}, {count:,} {unit}", times[count])
-    row(section, f"{what}, each more, in µs: {growth(counts, times)}", times[counts[-1]])
+        each = f"; each more: {growth(counts, times)} µs" if count == counts[-1] else ""
+        row(section, f"{what}, {count:,} {unit}{each}", times[count])
 
 
 def snapshots(method, store, runs):

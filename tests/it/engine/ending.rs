@@ -354,8 +354,8 @@ fn a_step_that_was_stopped_from_outside_is_not_done() {
             });
             joined
         });
-        // The agent first: it cannot tell a step that exits with 0 before the agent has its signal from one that is done.
-        // Process ids wrap around, so their order says nothing.
+        // Signal the agent first. It takes a step that exits with 0 before the agent's own signal arrives for a finished
+        // one. Process ids wrap around, so their order is not the order of the processes' start.
         let mut inside = store.contained();
         inside.sort_by_key(|(pid, line)| (!line.contains("__agent"), *pid));
         for (pid, _) in inside {
