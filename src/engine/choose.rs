@@ -227,8 +227,10 @@ pub(crate) fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
                 .help(format!("rockenv up ... --engine {}", service.flavour)),
         );
     }
-    // Root's service would leave root's files in the user's store, which the user cannot remove.
-    if !userns::is_root() && fs::metadata(path)?.uid() == 0 {
+    // Root's service would leave root's files in the user's store, which the user cannot remove. For root of a user
+    // namespace, uid 0 is the user, and any other owner another user.
+    let is_zero = fs::metadata(path)?.uid() == 0;
+    if !userns::is_root() && is_zero != nix::unistd::geteuid().is_root() {
         return Err(
             unavailable!("{flavour} at `{path}` belongs to root; only root can use it")
                 .help(format!("sudo rockenv up ... --engine {flavour}")),

@@ -1,6 +1,8 @@
 //! Snapshots as files: `export --snapshots` and `import`, other programs that read them, and commands that are cut off.
 
-use std::os::unix::fs::chown;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +13,7 @@ use serde_json::Value;
 use super::{STEPS, assert_same, without_volume};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::ordinary::MadeUp;
 use crate::support::registry::Registry;
 use crate::support::run::wait_until;
 
@@ -317,4 +320,38 @@ fn what_another_engine_has_under_the_same_key_is_imported_once() {
     assert_eq!(both.len(), 2 * all.len());
     import();
     assert_eq!(layers(), both);
+}
+
+/// An ordinary user is root of a user namespace before `import` looks for the service.
+#[test]
+fn an_ordinary_user_s_podman_takes_what_is_imported() {
+    let disk = LoopFs::new(Kind::Ext4);
+    let above = disk.path().parent().unwrap();
+    fs::set_permissions(above, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let user = MadeUp::at(disk.join("home"));
+    let socket = user.home.join("podman.sock");
+    let podman = UnixListener::bind(&socket).unwrap();
+    chown(&socket, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
+    let words = ["import", "--engine", "podman", "missing"];
+    let mut import = user.command(user.program(), &words);
+    import.env("CONTAINER_HOST", format!("unix://{}", socket.display()));
+    let ran = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for request in podman.incoming() {
+                let mut request = request.unwrap();
+                if request.read(&mut [0; 1024]).unwrap() == 0 {
+                    return;
+                }
+                request
+                    .write_all(b"HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nLibpod-Api-Version: 5.4.2\r\n\r\n")
+                    .unwrap();
+            }
+        });
+        let ran = import.output();
+        // An empty request ends the thread.
+        drop(UnixStream::connect(&socket));
+        ran.unwrap()
+    });
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains("cannot import `missing`"), "{said}");
 }
