@@ -385,14 +385,11 @@ fn is_absent(refusal: &Refusal) -> bool {
 
 fn unreachable(socket: &Path, source: String) -> Error {
     let podman = socket.to_string_lossy().contains("podman");
-    let help = if source.contains("ermission denied") {
-        "sudo usermod -aG docker \"$USER\", then log in again"
-    } else {
-        restart(if podman {
-            Flavour::Podman
-        } else {
-            Flavour::Docker
-        })
+    let help = match (podman, source.contains("ermission denied")) {
+        (true, _) => restart(Flavour::Podman),
+        // The `docker` group does not help: rockenv uses root's service only as root.
+        (false, true) => "sudo rockenv ...",
+        (false, false) => restart(Flavour::Docker),
     };
     unavailable!("no service answers at `{}`", socket.display())
         .source(source)
@@ -447,6 +444,12 @@ mod tests {
                 assert!(!root || !command.contains("sudo"), "{command}");
             }
         }
+    }
+
+    #[test]
+    fn a_user_who_may_not_use_root_s_docker_is_told_to_be_root() {
+        let denied = unreachable("/run/docker.sock".as_ref(), "Permission denied".to_owned());
+        assert_eq!(denied.help_text(), Some("sudo rockenv ..."));
     }
 
     #[test]
