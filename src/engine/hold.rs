@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::{Cgroup, Hierarchies};
 use super::jobserver::Server;
 use super::{Container, Device, Root, Usage, docker, nspawn};
-use crate::engine::job_slots::Ticket;
+use crate::engine::job_slots::{self, Ticket};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::frames;
 use crate::sys::userns;
@@ -371,12 +371,13 @@ fn is_gpu(node: &Path) -> bool {
     node == "/dev/kfd" || node.starts_with("/dev/dri/renderD")
 }
 
-/// Removes a lock file, unless another tree has the same numbers and is locked by now.
+/// Removes a lock file, unless another tree has the same numbers and is locked by now. systemd locks open files with
+/// `fcntl`, which `flock` does not see.
 fn remove_lock(path: &Path) -> Result<()> {
     let Some(file) = if_exists(fs::File::open(path))? else {
         return Ok(());
     };
-    if file.file().try_lock().is_ok() {
+    if !job_slots::is_locked(&file, 0)? {
         if_exists(fs::remove_file(path))?;
     }
     Ok(())
@@ -462,6 +463,19 @@ pub(super) fn check_binds(container: &Container) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_of_another_tree_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let [held, free] = ["inode-1:2", "inode-1:3"].map(|name| directory.path().join(name));
+        fs::write(&free, "").unwrap();
+        let other = fs::File::create(&held).unwrap();
+        assert!(job_slots::lock(&other, 0).unwrap());
+        for path in [&held, &free] {
+            remove_lock(path).unwrap();
+        }
+        assert!(held.exists() && !free.exists());
+    }
 
     #[test]
     fn a_gpus_nodes_are_known_by_name() {

@@ -219,7 +219,7 @@ pub(super) fn held(file: &fs::File, env: &EnvName) -> Result<Option<u32>> {
 }
 
 /// Locks a byte of the file until this open file is closed; returns whether the byte was free.
-fn lock(file: &fs::File, at: u64) -> Result<bool> {
+pub(super) fn lock(file: &fs::File, at: u64) -> Result<bool> {
     set_lock(file, at, libc::F_WRLCK)
 }
 
@@ -232,7 +232,7 @@ fn set_lock(file: &fs::File, at: u64, kind: i32) -> Result<bool> {
 }
 
 /// Returns whether another open file has locked the byte.
-fn is_locked(file: &fs::File, at: u64) -> Result<bool> {
+pub(super) fn is_locked(file: &fs::File, at: u64) -> Result<bool> {
     let mut range = range(at, libc::F_WRLCK);
     fcntl(file.file().as_fd(), FcntlArg::F_OFD_GETLK(&mut range))
         .context(|| format!("cannot look at `{}`", file.path().display()))?;
