@@ -182,12 +182,14 @@ fn changes_survive_a_container_that_is_set_up_anew() {
     assert_nothing_left(&store);
 }
 
-/// Root in a container can write to the directory of its agent's socket.
+/// Root in a container can write to the directory of its agent's socket. Without root, other owners inside have the
+/// user's subordinate ids.
 #[test]
 fn a_directory_in_place_of_the_agents_socket_is_removed() {
     let store = TestStore::new();
     store.up_with(
-        "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /run/rockenv/agent/socket/below'
+        "[[step]]\nname = 'one'\nuser = 'root'\nrun = '''cd /run/rockenv/agent; mkdir -p socket/below
+         chown -R 1000:1000 socket; chmod -R 700 socket'''
          [[step]]\nname = 'two'\nrun = 'true'\n",
     );
     store.rockenv(&["rm", "--yes", store.env()]).ok();
