@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, kill, killpg};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::start_command;
 use super::wire::{FromAgent, Reply, Request, Then, ToAgent};
 use crate::sys::error::Result;
-use crate::sys::frames;
+use crate::sys::{frames, signals};
 
 /// How long commands may take to exit after the agent receives SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -92,11 +92,7 @@ impl Agent {
             user.ensure(Path::new("/"))?;
         }
         crate::engine::shim::install();
-        let mut mask = SigSet::empty();
-        mask.add(Signal::SIGCHLD);
-        mask.add(Signal::SIGTERM);
-        mask.thread_block()?;
-        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let signals = signals::block(&[Signal::SIGCHLD, Signal::SIGTERM])?;
         let rest = Rest {
             limit: Duration::ZERO,
             until: None,

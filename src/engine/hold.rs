@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use fs_err as fs;
 use nix::mount::{MntFlags, umount2};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::{Cgroup, Hierarchies};
@@ -23,8 +23,7 @@ use super::jobserver::Server;
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::{self, Ticket};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
-use crate::sys::frames;
-use crate::sys::userns;
+use crate::sys::{frames, signals, userns};
 
 pub(super) use watch::{Watch, supervise};
 
@@ -118,21 +117,11 @@ impl From<&Error> for Reason {
 
 impl From<Reason> for Error {
     fn from(reason: Reason) -> Self {
-        let kinds = [
-            Kind::Invalid,
-            Kind::Unavailable,
-            Kind::Busy,
-            Kind::NotFound,
-            Kind::OutOfSpace,
-        ];
-        let kind = kinds
-            .into_iter()
-            .find(|kind| kind.exit_code() == reason.code);
         let mut chain = reason.chain.into_iter();
         let message = chain
             .next()
             .unwrap_or_else(|| "the container failed".to_owned());
-        let mut error = Self::new(kind.unwrap_or(Kind::Unexpected), message);
+        let mut error = Self::new(Kind::of_exit_code(reason.code), message);
         let causes: Vec<String> = chain.collect();
         if !causes.is_empty() {
             error = error.source(causes.join(": "));
@@ -407,19 +396,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     let [_lock, listener, jobs]: [OwnedFd; 3] = fds
         .try_into()
         .map_err(|_| unexpected!("the holder is started by `rockenv`, not manually"))?;
-    let mut mask = SigSet::empty();
-    for signal in [
-        Signal::SIGCHLD,
-        Signal::SIGINT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-        Signal::SIGQUIT,
-    ] {
-        mask.add(signal);
-    }
-    mask.thread_block()?;
-    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-
+    let signals = signals::block(&[&signals::STOP[..], &[Signal::SIGCHLD]].concat())?;
     let mut state = ContainerRecord {
         id: hold.container.id.clone(),
         made_of: hold.made_of.clone(),
