@@ -64,9 +64,6 @@ pub(crate) enum Reason {
     Absent,
 }
 
-/// Why no engine was found.
-const NONE_HERE: &str = "systemd-nspawn cannot be used, and neither Docker nor Podman answers";
-
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -89,29 +86,24 @@ pub(crate) fn choose(
     sockets: &Sockets,
 ) -> Result<Choice> {
     let asked = asked.filter(|name| *name != "auto");
-    if let (Some((name, service)), None) = (made_with, asked) {
-        return Ok(Choice {
-            engine: named(name)?,
-            service,
-            reason: Reason::MadeWith,
-            absence: None,
-        });
-    }
-    match asked.map(named).transpose()? {
-        Some(engine) => Ok(Choice {
-            engine,
-            service: service(engine, sockets)?,
-            reason: Reason::Asked,
-            absence: None,
-        }),
-        None if nspawn => Ok(Choice {
-            engine: Engine::Nspawn,
-            service: None,
-            reason: Reason::Found("root, and systemd-nspawn is installed"),
-            absence: None,
-        }),
-        None => first_service(sockets),
-    }
+    let (engine, service, reason) = match (asked, made_with) {
+        (Some(name), _) => {
+            let engine = named(name)?;
+            (engine, service(engine, sockets)?, Reason::Asked)
+        }
+        (None, Some((name, service))) => (named(name)?, service, Reason::MadeWith),
+        (None, None) if nspawn => {
+            let why = "root, and systemd-nspawn is installed";
+            (Engine::Nspawn, None, Reason::Found(why))
+        }
+        (None, None) => first_service(sockets)?,
+    };
+    Ok(Choice {
+        engine,
+        service,
+        reason,
+        absence: None,
+    })
 }
 
 pub(crate) fn is_nspawn_installed() -> bool {
@@ -169,26 +161,20 @@ fn named(name: &str) -> Result<Engine> {
         })
 }
 
-fn first_service(sockets: &Sockets) -> Result<Choice> {
+fn first_service(sockets: &Sockets) -> Result<(Engine, Option<PathBuf>, Reason)> {
+    let why = "systemd-nspawn is not installed or needs root; this service answers";
     let mut causes = Vec::new();
     for engine in Engine::SERVICES {
         match service(engine, sockets) {
-            Ok(service) => {
-                return Ok(Choice {
-                    engine,
-                    service,
-                    reason: Reason::Found(
-                        "systemd-nspawn is not installed or needs root; this service answers",
-                    ),
-                    absence: None,
-                });
-            }
+            Ok(service) => return Ok((engine, service, Reason::Found(why))),
             Err(error) => causes.push(error.chain().join(": ")),
         }
     }
-    Err(unavailable!("no engine available: {NONE_HERE}")
-        .source(causes.join("; "))
-        .help("rockenv doctor"))
+    Err(unavailable!(
+        "no engine available: systemd-nspawn cannot be used, and neither Docker nor Podman answers"
+    )
+    .source(causes.join("; "))
+    .help("rockenv doctor"))
 }
 
 fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {

@@ -291,13 +291,6 @@ fn body(
         .and_then(|count| i64::try_from(count).ok());
     let network = if container.network { "host" } else { "none" };
     let host = HostConfig {
-        mounts: Some(mounts),
-        // As under systemd-nspawn, so that no snapshot contains `/run`.
-        tmpfs: Some(
-            [("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())]
-                .into_iter()
-                .collect(),
-        ),
         devices: Some(devices(&container.devices)),
         // What `podman run --group-add keep-groups` requests from crun.
         annotations: container.keep_groups.then(|| {
@@ -314,7 +307,24 @@ fn body(
         memory_swap: memory,
         // Without this, Podman applies its own limit.
         pids_limit: Some(tasks.unwrap_or(-1)),
-        ulimits: Some(ulimits(service.flavour)?),
+        // An upper limit for a file system in memory, not a reservation.
+        shm_size: Some(8 << 30),
+        ..settings(mounts, service.flavour)?
+    };
+    let socket = format!("{AGENT_DIRECTORY}/{AGENT_SOCKET}");
+    Ok(ContainerCreateBody {
+        hostname: Some("rockenv".to_owned()),
+        ..running(vec!["__agent".to_owned(), socket], host)
+    })
+}
+
+/// Returns the settings that all containers have.
+pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfig> {
+    Ok(HostConfig {
+        mounts: Some(mounts),
+        // As under systemd-nspawn, so that no snapshot contains `/run`.
+        tmpfs: Some([("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())].into()),
+        ulimits: Some(ulimits(flavour)?),
         // Output goes through rockenv's own descriptors; a log at the service would only grow.
         log_config: Some(HostConfigLogConfig {
             typ: Some("none".to_owned()),
@@ -322,22 +332,20 @@ fn body(
         }),
         // Volumes are the user's files, whose labels must not change.
         security_opt: Some(vec!["label=disable".to_owned()]),
-        // An upper limit for a file system in memory, not a reservation.
-        shm_size: Some(8 << 30),
         ..HostConfig::default()
-    };
-    Ok(ContainerCreateBody {
-        hostname: Some("rockenv".to_owned()),
+    })
+}
+
+/// Returns the request for a container in which root runs rockenv with these arguments.
+pub(super) fn running(arguments: Vec<String>, host: HostConfig) -> ContainerCreateBody {
+    ContainerCreateBody {
         user: Some("0:0".to_owned()),
         working_dir: Some("/".to_owned()),
         entrypoint: Some(vec![nspawn::PROGRAM.to_owned()]),
-        cmd: Some(vec![
-            "__agent".to_owned(),
-            format!("{AGENT_DIRECTORY}/{AGENT_SOCKET}"),
-        ]),
+        cmd: Some(arguments),
         host_config: Some(host),
         ..ContainerCreateBody::default()
-    })
+    }
 }
 
 /// Podman's service writes mounts as comma-separated lists, without quoting.
@@ -385,7 +393,7 @@ fn devices(nodes: &[Device]) -> Vec<DeviceMapping> {
 }
 
 /// Returns the ulimits to request. A service refuses more than its own, and Podman requests more if none are given.
-pub(super) fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
+fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
     // Some old programs close every descriptor that could be open.
     let mut limits = vec![("nofile", Resource::RLIMIT_NOFILE, 1 << 19)];
     if flavour == Flavour::Podman {

@@ -62,16 +62,13 @@ impl Contexts {
             .join("contexts/meta")
             .join(digest)
             .join("meta.json");
-        let meta = read::<Meta>(&path)?.ok_or_else(|| {
+        let mut meta = read::<Meta>(&path)?.ok_or_else(|| {
             unavailable!("there is no Docker context `{name}`")
                 .source(format!("no `{}`", path.display()))
                 .help("docker context use default")
         })?;
-        let endpoint = meta
-            .endpoints
-            .into_iter()
-            .find(|(kind, _)| kind == "docker");
-        let host = endpoint.and_then(|(_, endpoint)| endpoint.host);
+        let endpoint = meta.endpoints.remove("docker");
+        let host = endpoint.and_then(|endpoint| endpoint.host);
         host.map(Some).ok_or_else(|| {
             unavailable!("Docker context `{name}` names no endpoint")
                 .help(format!("docker context inspect {name}"))

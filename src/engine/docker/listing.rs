@@ -92,7 +92,11 @@ impl Service {
     ) -> Result<T> {
         let (sender, receiver) = sync_channel::<Bytes>(PIECES);
         std::thread::scope(|scope| {
-            let reading = scope.spawn(move || read(Pieces::new(receiver)));
+            let pieces = Pieces {
+                incoming: receiver,
+                current: Bytes::new(),
+            };
+            let reading = scope.spawn(move || read(pieces));
             let sent = self.ask(limit, what, async {
                 while let Some(piece) = stream.next().await {
                     // A reader that stopped has reported why.
@@ -188,15 +192,6 @@ fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
 pub(super) struct Pieces {
     incoming: Receiver<Bytes>,
     current: Bytes,
-}
-
-impl Pieces {
-    fn new(incoming: Receiver<Bytes>) -> Self {
-        Self {
-            incoming,
-            current: Bytes::new(),
-        }
-    }
 }
 
 impl Read for Pieces {

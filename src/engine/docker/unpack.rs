@@ -8,11 +8,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use bollard::models::{ContainerCreateBody, HostConfig, HostConfigLogConfig};
-use bollard::query_parameters::CreateContainerOptionsBuilder;
+use bollard::models::{ContainerCreateBody, HostConfig};
 
-use super::container::{mount, ulimits};
-use super::{ContainerTree, LATE, Service};
+use super::container::{mount, running, settings};
+use super::{ContainerTree, Service};
 use crate::engine::{Bind, nspawn};
 use crate::sys::error::{Error, Kind, Result};
 
@@ -45,25 +44,18 @@ impl Service {
         let name = &what.place.name;
         fs_err::write(what.report, "")?;
         let bind = |bind: Bind| mount(&bind, self.flavour);
+        let mounts = vec![
+            bind(Bind::read_only(what.program, nspawn::PROGRAM))?,
+            bind(Bind::read_only(what.archive, LAYER))?,
+            bind(Bind::writable(what.report, REPORT))?,
+        ];
         let host = HostConfig {
-            mounts: Some(vec![
-                bind(Bind::read_only(what.program, nspawn::PROGRAM))?,
-                bind(Bind::read_only(what.archive, LAYER))?,
-                bind(Bind::writable(what.report, REPORT))?,
-            ]),
-            tmpfs: Some([("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())].into()),
             network_mode: Some("none".to_owned()),
             pids_limit: Some(-1),
-            ulimits: Some(ulimits(self.flavour)?),
             // A default of Docker but not of Podman. A layer may contain device nodes; creating them does not open
             // them.
             cap_add: Some(vec!["MKNOD".to_owned()]),
-            log_config: Some(HostConfigLogConfig {
-                typ: Some("none".to_owned()),
-                config: None,
-            }),
-            security_opt: Some(vec!["label=disable".to_owned()]),
-            ..HostConfig::default()
+            ..settings(mounts, self.flavour)?
         };
         let mut words = [SUBCOMMAND, LAYER, what.diff_id, REPORT]
             .map(str::to_owned)
@@ -72,16 +64,11 @@ impl Service {
         let body = ContainerCreateBody {
             image: Some(what.place.image.clone()),
             labels: Some(what.place.labels().map()),
-            user: Some("0:0".to_owned()),
-            working_dir: Some("/".to_owned()),
-            entrypoint: Some(vec![nspawn::PROGRAM.to_owned()]),
-            cmd: Some(words),
-            host_config: Some(host),
-            ..ContainerCreateBody::default()
+            ..running(words, host)
         };
-        let options = CreateContainerOptionsBuilder::new().name(name).build();
-        let request = self.client.create_container(Some(options), body);
-        self.ask(LATE, "make a container", request)?;
+        if self.create(name, &body)?.is_none() {
+            return Err(self.lacks("make a container"));
+        }
         self.start(name)?;
         loop {
             match self.state(name)? {
