@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 16;
 impl BuildUser {
     /// Adds the user to the tree at `root`: passwd and group lines and a home directory.
     pub fn ensure(&self, root: &Path) -> Result<()> {
-        let root = open_root(root)?;
+        let root = beneath::open_path(root)?;
         let etc = below(root.as_fd(), "etc", OFlag::O_PATH | OFlag::O_DIRECTORY)
             .context(|| "cannot open `/etc` of the image".to_owned())?;
         for account in self.accounts() {
@@ -119,15 +119,6 @@ fn is_bare(directory: OwnedFd, depth: usize) -> bool {
     })
 }
 
-fn open_root(root: &Path) -> Result<OwnedFd> {
-    nix::fcntl::open(
-        root,
-        OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
-        Mode::empty(),
-    )
-    .context(|| format!("cannot open tree `{}`", root.display()))
-}
-
 /// Opens a path inside the tree, resolving links as if the tree were `/`.
 fn below(root: BorrowedFd<'_>, path: &str, flags: OFlag) -> nix::Result<OwnedFd> {
     beneath::open_by(root, path, flags, beneath::IN_ROOT)
@@ -175,11 +166,9 @@ fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
                 ));
             }
             mode = Mode::from_bits_truncate(status.st_mode & 0o7777);
-            std::io::Read::take(
-                fs_err::File::from_parts(std_file(fd), file),
-                MAX_ACCOUNT_FILE,
-            )
-            .read_to_string(&mut text)?;
+            fs_err::File::from_parts(fd.into(), file)
+                .take(MAX_ACCOUNT_FILE)
+                .read_to_string(&mut text)?;
         }
         Err(nix::Error::ENOENT) => {}
         Err(error) => {
@@ -201,19 +190,11 @@ fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
         .context(|| format!("cannot write `/etc/{file}` of the image"))?;
     fchown(&fd, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)))?;
     fchmod(&fd, mode)?;
-    std_file(fd)
+    fs_err::File::from_parts(fd.into(), file)
         .write_all(text.as_bytes())
         .context(|| format!("cannot write `/etc/{file}` of the image"))?;
     nix::fcntl::renameat(etc, temporary.as_str(), etc, file)
         .context(|| format!("cannot replace `/etc/{file}` of the image"))
-}
-
-#[expect(
-    clippy::disallowed_types,
-    reason = "a descriptor opened below the tree has no path to put into errors"
-)]
-fn std_file(fd: OwnedFd) -> std::fs::File {
-    fd.into()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Device;
 use super::hold::PATIENCE;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::host::group_path;
 
 /// The slice of all containers if systemd is PID 1.
 pub(crate) const SLICE: &str = "rockenv.slice";
@@ -90,7 +91,7 @@ impl Hierarchies {
                         .iter()
                         .filter(|name| options.split(',').any(|option| option == **name))
                     {
-                        let path = own_path(own, controller);
+                        let path = group_path(own, controller).unwrap_or("/");
                         let directory = PathBuf::from(mount).join(path.trim_start_matches('/'));
                         found.v1.push(((*controller).to_owned(), directory));
                     }
@@ -100,16 +101,6 @@ impl Hierarchies {
         }
         found
     }
-}
-
-fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
-    own.lines()
-        .filter_map(|line| {
-            let mut fields = line.splitn(3, ':');
-            Some((fields.nth(1)?, fields.next()?))
-        })
-        .find(|(controllers, _)| controllers.split(',').any(|name| name == controller))
-        .map_or("/", |(_, path)| path)
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -152,7 +143,7 @@ impl Cgroup {
         let found = Hierarchies::parse(&mounts, &theirs);
         let mut directories = found.v1;
         if let Some((mount, _)) = found.v2 {
-            let path = own_path(&theirs, "");
+            let path = group_path(&theirs, "").unwrap_or("/");
             directories.push((String::new(), mount.join(path.trim_start_matches('/'))));
         }
         // Killing a group that the container shares would kill other processes too.
@@ -183,12 +174,9 @@ impl Cgroup {
     /// Returns whether every directory is below a mounted hierarchy and is named like a single container's group.
     fn lie_in_hierarchies(&self, of_one: impl Fn(&str) -> bool) -> bool {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let mut found = Hierarchies::parse(&mounts, "");
-        let tops = found.v2.take().map(|(mount, _)| mount);
-        let tops: Vec<PathBuf> = tops
-            .into_iter()
-            .chain(found.v1.into_iter().map(|(_, mount)| mount))
-            .collect();
+        let found = Hierarchies::parse(&mounts, "");
+        let tops = found.v1.into_iter().map(|(_, mount)| mount);
+        let tops: Vec<PathBuf> = tops.chain(found.v2.map(|(mount, _)| mount)).collect();
         self.directories.iter().all(|(_, directory)| {
             let below = tops.iter().find_map(|top| directory.strip_prefix(top).ok());
             let names = below.and_then(|below| {
@@ -236,19 +224,13 @@ impl Cgroup {
                 close_devices(directory, devices)?;
             }
         }
-        if let Some(bytes) = limits.memory_max
-            && !self.set(&["memory.limit_in_bytes", "memory.max"], bytes)?
-        {
-            missing.push("memory is not limited: no cgroup memory controller here".to_owned());
-        }
-        if limits.memory_max.is_some() {
+        if let Some(bytes) = limits.memory_max {
+            if !self.set(&["memory.limit_in_bytes", "memory.max"], bytes)? {
+                missing.push("memory is not limited: no cgroup memory controller here".to_owned());
+            }
             // Without this, a container at its limit swaps instead of being killed.
-            self.set(
-                &["memory.memsw.limit_in_bytes"],
-                limits.memory_max.unwrap_or_default(),
-            )
-            .unwrap_or(false);
-            self.set(&["memory.swap.max"], 0).unwrap_or(false);
+            drop(self.set(&["memory.memsw.limit_in_bytes"], bytes));
+            drop(self.set(&["memory.swap.max"], 0));
         }
         if let Some(count) = limits.tasks_max
             && !self.set(&["pids.max"], count)?
@@ -403,16 +385,13 @@ impl Cgroup {
         // In cgroup v1 a frozen process does not die.
         self.freeze(false);
         loop {
-            let mut left = Vec::new();
             for (controller, directory) in &self.directories {
                 if controller.is_empty() {
                     // Absent before Linux 5.14; the signals below do the same in more steps.
                     drop(fs::write(directory.join("cgroup.kill"), "1"));
                 }
-                processes(directory, &mut left);
             }
-            left.sort_unstable();
-            left.dedup();
+            let left = self.processes();
             if left.is_empty() {
                 return Ok(());
             }

@@ -102,13 +102,9 @@ impl SlotClaim {
     }
 
     /// Takes over a claim from [`SlotClaim::pass`].
-    #[expect(
-        clippy::disallowed_types,
-        reason = "it came by a socket, without a name"
-    )]
     pub(super) fn receive(ticket: Ticket, file: OwnedFd) -> Self {
         Self {
-            file: fs::File::from_parts(std::fs::File::from(file), "jobs"),
+            file: fs::File::from_parts(file.into(), "jobs"),
             slot: ticket.slot,
             total: ticket.total,
             held: ticket.held,
@@ -122,11 +118,8 @@ impl SlotClaim {
 
     /// Takes another slot, if one is free.
     pub(crate) fn take(&mut self) -> Result<bool> {
-        for slot in (0..self.total)
-            .filter(|slot| !self.held.contains(slot))
-            .collect::<Vec<_>>()
-        {
-            if lock(&self.file, SLOTS + u64::from(slot))? {
+        for slot in 0..self.total {
+            if !self.held.contains(&slot) && lock(&self.file, SLOTS + u64::from(slot))? {
                 self.held.push(slot);
                 return Ok(true);
             }

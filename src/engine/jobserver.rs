@@ -7,13 +7,14 @@
 //!
 //! [`budget`]: crate::engine::job_slots
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::libc;
@@ -116,7 +117,6 @@ pub(crate) struct Gauge {
 impl Gauge {
     /// Opens the machine's budget in `jobs`, and the FIFO of `env`; `None` if one is missing.
     pub(crate) fn open(jobs: &Path, fifo: &Path, env: &EnvName) -> Option<Self> {
-        use fs_err::os::unix::fs::OpenOptionsExt as _;
         let mut options = fs::OpenOptions::new();
         options.read(true).custom_flags(libc::O_NONBLOCK);
         Some(Self {
@@ -160,14 +160,11 @@ impl Env {
         memory_max: Option<u64>,
     ) -> Result<Self> {
         // Opened for writing too: make blocks when it opens the FIFO until there is a writer.
-        let fifo = {
-            use fs_err::os::unix::fs::OpenOptionsExt as _;
-            fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .custom_flags(libc::O_NONBLOCK)
-                .open(&ticket.fifo)?
-        };
+        let fifo = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&ticket.fifo)?;
         let cap = ticket.cap;
         let claim = SlotClaim::receive(ticket, file);
         Ok(Self {
@@ -324,17 +321,8 @@ impl Env {
 
 /// Returns the number of tokens in a FIFO.
 fn waiting(fifo: &fs::File) -> Result<u32> {
-    let mut count: libc::c_int = 0;
-    pending(fifo.file().as_raw_fd(), &mut count)?;
+    let count = rustix::io::ioctl_fionread(fifo).map_err(std::io::Error::from)?;
     Ok(u32::try_from(count).unwrap_or(0))
-}
-
-#[expect(unsafe_code, reason = "the macro makes an unsafe function")]
-fn pending(fd: i32, count: &mut libc::c_int) -> Result<()> {
-    nix::ioctl_read_bad!(fionread, libc::FIONREAD, libc::c_int);
-    // SAFETY: the kernel writes one int, and `count` is one.
-    unsafe { fionread(fd, count) }?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -94,7 +94,8 @@ fn become_user(
     let groups: Option<Vec<Gid>> =
         groups.map(|groups| groups.iter().copied().map(Gid::from_raw).collect());
     let (uid, gid) = (Uid::from_raw(command.uid), Gid::from_raw(command.gid));
-    let (no_new_privs, tty) = (command.no_new_privs, command.tty);
+    let no_new_privs = command.no_new_privs;
+    let terminal = command.tty.then(std::io::stdin);
     // systemd-nspawn already runs under these rules. In a service's container there is no CAP_SYS_ADMIN, so a command
     // needs `no_new_privs` to enforce them.
     let mut sockets = match in_service && no_new_privs {
@@ -107,8 +108,8 @@ fn become_user(
             // The child would inherit the agent's signal mask.
             SigSet::empty().thread_set_mask()?;
             nix::unistd::setsid()?;
-            if tty {
-                set_controlling_terminal(0, 0)?;
+            if let Some(terminal) = &terminal {
+                rustix::process::ioctl_tiocsctty(terminal)?;
             }
             nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
             if let Some(groups) = &groups {
@@ -123,13 +124,6 @@ fn become_user(
         });
     }
     Ok(())
-}
-
-#[expect(unsafe_code, reason = "TIOCSCTTY has no safe wrapper")]
-fn set_controlling_terminal(fd: i32, steal: i32) -> nix::Result<()> {
-    nix::ioctl_write_int_bad!(tiocsctty, nix::libc::TIOCSCTTY);
-    // SAFETY: TIOCSCTTY takes a plain integer and touches no memory of this process.
-    unsafe { tiocsctty(fd, steal) }.map(drop)
 }
 
 /// Opens a pseudo terminal of the container's own `/dev/pts`, so that `tty` inside names it.

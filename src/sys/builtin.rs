@@ -44,7 +44,7 @@ mod tests {
                     let inside = path.strip_prefix(&root).unwrap();
                     assert!(
                         built.get_entry(inside).is_some(),
-                        "{dir}/{} is not compiled in: touch src/builtin.rs",
+                        "{dir}/{} is not compiled in: touch src/sys/builtin.rs",
                         inside.display()
                     );
                     if path.is_dir() {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::sys::error::Result;
+use crate::sys::error::{Result, if_exists};
 use crate::sys::suggest;
 use crate::sys::trusted_files::Checked;
 
@@ -49,9 +49,8 @@ pub(crate) fn list<'a>(
         }
     };
     for directory in directories {
-        let entries = match fs_err::read_dir(&directory.path) {
-            Err(error) if is_absent(&error) => continue,
-            other => other?,
+        let Some(entries) = if_exists(fs_err::read_dir(&directory.path))? else {
+            continue;
         };
         for entry in entries {
             if let Some((name, path)) = of(&entry?.path())

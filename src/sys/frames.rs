@@ -100,9 +100,7 @@ fn receive_within<T: DeserializeOwned>(
         };
         for control in message.cmsgs()? {
             if let ControlMessageOwned::ScmRights(received) = control {
-                for fd in received {
-                    fds.push(own(fd));
-                }
+                fds.extend(received.into_iter().map(own));
             }
         }
         message.bytes

@@ -125,13 +125,6 @@ fn own_memory_limits() -> Vec<PathBuf> {
 /// Returns the memory limit files of a control group and its ancestors, from `/proc/self/cgroup` and
 /// `/proc/self/mountinfo`.
 fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
-    let group = |wanted: &str| {
-        own.lines().find_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            let is_wanted = controllers.split(',').any(|one| one == wanted);
-            is_wanted.then_some(path)
-        })
-    };
     let mut files = Vec::new();
     for line in mounts.lines() {
         let Some((mount, source)) = line.split_once(" - ") else {
@@ -140,9 +133,9 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
         let mut source = source.split(' ');
         let (kind, options) = (source.next(), source.nth(1).unwrap_or_default());
         let (path, name) = match kind {
-            Some("cgroup2") => (group(""), "memory.max"),
+            Some("cgroup2") => (group_path(own, ""), "memory.max"),
             Some("cgroup") if options.split(',').any(|one| one == "memory") => {
-                (group("memory"), "memory.limit_in_bytes")
+                (group_path(own, "memory"), "memory.limit_in_bytes")
             }
             _ => continue,
         };
@@ -156,6 +149,15 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
         files.extend(groups.map(|group| Path::new(at).join(group).join(name)));
     }
     files
+}
+
+/// Returns the control group that `/proc/PID/cgroup` names for a controller; the empty name is cgroup v2.
+pub(crate) fn group_path<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let mut controllers = controllers.split(',');
+        controllers.any(|one| one == controller).then_some(path)
+    })
 }
 
 /// Returns a field of a line of pressure stall information (PSI).

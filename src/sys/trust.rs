@@ -16,7 +16,7 @@ use crate::sys::account::{self, Existing, FilePlace};
 use crate::sys::atomic;
 use crate::sys::builtin;
 use crate::sys::catalog::Directory;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, if_exists};
 use crate::sys::trusted_files::{Checked, MOST_FILES};
 
 /// The variable that lists trusted directories, for use without a terminal.
@@ -282,9 +282,8 @@ impl Trusted {
     }
 
     pub(crate) fn all(user: &Path) -> Result<Vec<Self>> {
-        let entries = match fs::read_dir(Self::directory(user)) {
-            Err(error) if crate::sys::catalog::is_absent(&error) => return Ok(Vec::new()),
-            other => other?,
+        let Some(entries) = if_exists(fs::read_dir(Self::directory(user)))? else {
+            return Ok(Vec::new());
         };
         let mut all = Vec::new();
         for entry in entries {

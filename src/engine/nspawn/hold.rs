@@ -2,7 +2,6 @@
 //! its usage.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -309,14 +308,9 @@ fn spawn(
     let procs_files = state
         .cgroup
         .procs_files()
-        .iter()
-        .map(|path| {
-            Ok(std::fs::OpenOptions::new()
-                .write(true)
-                .custom_flags(nix::libc::O_CLOEXEC)
-                .open(path)?)
-        })
-        .collect::<Result<Vec<_>>>()?;
+        .into_iter()
+        .map(|path| fs::OpenOptions::new().write(true).open(path))
+        .collect::<std::io::Result<Vec<_>>>()?;
     let mut command = std::process::Command::new(&argv[0]);
     command
         .args(&argv[1..])
