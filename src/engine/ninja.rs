@@ -3,7 +3,7 @@
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use crate::sys::error::{Kind, Result, ResultExt as _};
@@ -153,11 +153,7 @@ fn unzip(zip: &[u8], name: &str) -> Option<Vec<u8>> {
             number(at + 32, 2)?,
         ];
         let path = std::str::from_utf8(zip.get(at + 46..at + 46 + names)?).ok()?;
-        if PathBuf::from(path)
-            .file_name()
-            .is_some_and(|last| last == name)
-            && !path.ends_with('/')
-        {
+        if path.rsplit('/').next() == Some(name) {
             let (method, length, local) = (
                 number(at + 10, 2)?,
                 number(at + 20, 4)?,
@@ -197,22 +193,8 @@ mod tests {
             content.to_vec()
         };
         let common = |into: &mut Vec<u8>| {
-            into.extend([
-                20,
-                0,
-                0,
-                0,
-                if deflate { 8 } else { 0 },
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-            ]);
+            into.extend([20, 0, 0, 0, if deflate { 8 } else { 0 }]);
+            into.extend([0; 9]);
             into.extend((body.len() as u32).to_le_bytes());
             into.extend((content.len() as u32).to_le_bytes());
             into.extend((path.len() as u16).to_le_bytes());

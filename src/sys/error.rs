@@ -238,7 +238,7 @@ impl From<std::io::Error> for Error {
 
 impl Error {
     /// Makes an error of an I/O error's kind, with help for a full disk.
-    fn of_io(error: &std::io::Error, message: String) -> Self {
+    pub(super) fn of_io(error: &std::io::Error, message: String) -> Self {
         let kind = io_kind(error);
         let made = Self::new(kind, message);
         match kind {

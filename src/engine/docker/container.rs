@@ -281,14 +281,9 @@ fn body(
     for bind in own.iter().chain(&container.binds) {
         mounts.push(mount(bind, service.flavour)?);
     }
-    let memory = container
-        .limits
-        .memory_max
-        .and_then(|bytes| i64::try_from(bytes).ok());
-    let tasks = container
-        .limits
-        .tasks_max
-        .and_then(|count| i64::try_from(count).ok());
+    let number = |limit: Option<u64>| limit.and_then(|limit| i64::try_from(limit).ok());
+    let memory = number(container.limits.memory_max);
+    let tasks = number(container.limits.tasks_max);
     let network = if container.network { "host" } else { "none" };
     let host = HostConfig {
         devices: Some(devices(&container.devices)),

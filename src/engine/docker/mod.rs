@@ -110,8 +110,8 @@ pub struct Labels {
 }
 
 impl Labels {
-    fn pairs(&self) -> [(&'static str, &str); 7] {
-        [
+    fn map(&self) -> HashMap<String, String> {
+        let pairs: [(&str, &str); 7] = [
             ("rockenv.store", &self.store),
             ("rockenv.id", &self.id),
             ("rockenv.env", self.env.as_deref().unwrap_or_default()),
@@ -119,14 +119,10 @@ impl Labels {
             ("rockenv.key", self.key.as_deref().unwrap_or_default()),
             ("rockenv.whole", &self.whole),
             ("rockenv.setup", &self.setup),
-        ]
-    }
-
-    fn map(&self) -> HashMap<String, String> {
-        self.pairs()
-            .into_iter()
+        ];
+        pairs
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect()
+            .into()
     }
 }
 

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::engine::{Bind, Device};
 
-    pub(crate) fn container() -> Container {
+    fn container() -> Container {
         Container {
             id: "rockenv-a-1".into(),
             root: super::super::Root::Directory("/tree".into()),
@@ -117,14 +117,14 @@ mod tests {
         }
     }
 
+    fn arguments(container: &Container, has_device_rules: bool) -> Vec<String> {
+        let (root, program) = (Path::new("/mnt"), Path::new("/opt/rockenv"));
+        argv(container, root, program, has_device_rules)
+    }
+
     #[test]
     fn binds_are_escaped_and_devices_are_bound_one_by_one() {
-        let argv = argv(
-            &container(),
-            Path::new("/mnt"),
-            Path::new("/opt/rockenv"),
-            true,
-        );
+        let argv = arguments(&container(), true);
         assert!(argv.contains(&r"--bind-ro=/src/a\:b\\c:/therock/src".to_owned()));
         assert!(argv.contains(&"--bind=/dev/kfd:/dev/kfd".to_owned()));
         assert!(argv.contains(&"--private-network".to_owned()));
@@ -137,9 +137,8 @@ mod tests {
 
     #[test]
     fn without_rules_for_devices_none_can_be_made() {
-        let (root, program) = (Path::new("/mnt"), Path::new("/opt/rockenv"));
         let dropped = |rules| {
-            let argv = argv(&container(), root, program, rules);
+            let argv = arguments(&container(), rules);
             argv.contains(&"--drop-capability=CAP_MKNOD".to_owned())
         };
         assert!(dropped(false) && !dropped(true));
@@ -149,12 +148,7 @@ mod tests {
     fn the_network_is_the_hosts_or_none() {
         let mut container = container();
         container.network = true;
-        let argv = argv(
-            &container,
-            Path::new("/mnt"),
-            Path::new("/opt/rockenv"),
-            true,
-        );
+        let argv = arguments(&container, true);
         assert!(!argv.iter().any(|argument| argument == "--private-network"));
         assert!(argv.contains(&"--resolv-conf=bind-host".to_owned()));
     }

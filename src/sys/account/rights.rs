@@ -262,10 +262,8 @@ impl Rights {
         if is_refusal(errno) {
             return self.may_not_write(&format!("to directory `{shown}`"), errno);
         }
-        let failed: Result<()> = Err(errno).context(|| format!("cannot write in `{shown}`"));
-        failed
-            .err()
-            .unwrap_or_else(|| unexpected!("nothing failed"))
+        let cause = std::io::Error::from(errno);
+        Error::of_io(&cause, format!("cannot write in `{shown}`")).source(cause)
     }
 }
 
