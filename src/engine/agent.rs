@@ -214,7 +214,7 @@ impl Agent {
         while let Some(signal) = self.signals.read_signal()? {
             if signal.ssi_signo == Signal::SIGTERM as u32 && self.deadline.is_none() {
                 self.draining = true;
-                self.rest.limit = Duration::ZERO;
+                self.rest.retire();
                 self.deadline = Some(Instant::now() + GRACE);
                 ask_to_end(&self.sessions);
             }
@@ -272,12 +272,10 @@ impl Rest {
         !self.limit.is_zero() && traces() == self.fresh
     }
 
-    /// Ends the wait.
+    /// Ends the current wait, and prevents later ones.
     fn retire(&mut self) {
-        if self.until.is_some() {
-            self.limit = Duration::ZERO;
-            self.until = Some(Instant::now());
-        }
+        self.limit = Duration::ZERO;
+        self.until = self.until.map(|_| Instant::now());
     }
 }
 
@@ -360,8 +358,11 @@ fn serve(session: &mut Session, rest: &mut Rest, in_service: bool) {
             drop(frames::send(socket, &Reply::Signalled, &[]));
         }
         Ok(Some((Request::Retire, _))) => {
-            drop(frames::send(socket, &rest.until.is_some(), &[]));
-            rest.retire();
+            let waits = rest.until.is_some();
+            drop(frames::send(socket, &waits, &[]));
+            if waits {
+                rest.retire();
+            }
             hang_up(session);
         }
         Ok(Some(_)) => {}
