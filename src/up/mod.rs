@@ -304,7 +304,7 @@ struct Run<'a> {
 
 enum Attempt {
     Done(Finished),
-    /// The image or a layer was removed before the env was locked.
+    /// The image or a layer was removed before the env was locked, or the step that decides later keys was run.
     Gone,
     /// A source changed before the first step ran.
     Stale,
@@ -326,6 +326,10 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     locked::check_built(selection, run.with.store, &resolved.spec, &plan, &up)?;
     env.touch();
     if plan.is_empty() && env.record().is_some() {
+        // Another command has run the step meanwhile, so the keys of later steps are known now.
+        if resolved.open.is_some() {
+            return Ok(Attempt::Gone);
+        }
         let blocked = nothing_to_do(run, &resolved, &mut env, &plan)?;
         let finished = resolved.finished(None, &plan, &env);
         return Ok(Attempt::Done(Finished {

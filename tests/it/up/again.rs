@@ -1,10 +1,13 @@
 //! Where the next `up` resumes: after a failure, `--until`, `--rerun`, changes by hand, or another build of the same
 //! env.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use fs_err as fs;
 
 use super::{STEPS, on_each, on_overlay_and_btrfs};
 use crate::support::env::TestStore;
+use crate::support::run::{Background, wait_until};
 
 #[test]
 fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
@@ -384,4 +387,44 @@ fn a_fork_of_a_failed_env_has_the_step_left_to_do() {
     let command = record["command"].as_str().unwrap();
     assert!(command.ends_with(&format!(" --name {fork}")), "{command}");
     store.rockenv(&["rm", "--yes", env, &fork]).ok();
+}
+
+/// The keys of later steps depend on the first one, which another `up` runs while this one waits for the env.
+#[test]
+fn a_step_that_another_command_ran_meanwhile_is_not_the_end() {
+    let store = TestStore::new();
+    let env = store.env();
+    let (source, flags) = (store.work().join("source"), store.work().join("flags"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&flags).unwrap();
+    fs::set_permissions(&flags, std::fs::Permissions::from_mode(0o777)).unwrap();
+    store.profile(&format!(
+        "[[volume]]\nname = 'src'\nkind = 'source'\npath = '{}'\ntarget = '/v/src'\n\
+         [[volume]]\nname = 'flags'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/flags'\n\
+         [[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
+         [[step]]\nname = 'configure'\ninputs = ['src']\nfingerprints = '/v/build'\n\
+         run = 'touch /flags/begun; until test -e /flags/go; do sleep 0.1; done'\n\
+         [[step]]\nname = 'last'\nrun = 'touch $HOME/last'\n",
+        source.display(),
+        flags.display()
+    ));
+    let first = store.start(&["up", env, "--until", "configure"]);
+    wait_until("the step does not run", || flags.join("begun").exists());
+    let said = store.work().join("said");
+    let mut second = store.command(&["up", env]);
+    second.stderr(fs::File::create(&said).unwrap().into_parts().0);
+    let second = Background::start(second);
+    wait_until("it does not wait", || {
+        fs::read_to_string(&said)
+            .unwrap()
+            .contains("waiting for env")
+    });
+    fs::write(flags.join("go"), "").unwrap();
+    first.wait().ok();
+    let second = second.wait();
+    // On a slow machine, the second command gives up before the first one ends.
+    if second.code != 6 {
+        second.ok();
+        store.sh("test -e $HOME/last").ok();
+    }
 }
