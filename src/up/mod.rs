@@ -387,7 +387,10 @@ fn nothing_to_do(
         env.save_spec(spec)?;
     }
     let record = env.known_record()?;
-    let complete = record.complete || run.args.plan.until.is_none();
+    // If a later step has another key now, an earlier `up` to the end does not count.
+    let keys = plan.steps.iter().map(|step| &step.key);
+    let is_same = keys.eq(record.steps.iter().map(|step| &step.key));
+    let complete = run.args.plan.until.is_none() || record.complete && is_same;
     let lock_file = resolved.gathered.selection.lock_file();
     let command = Some(run.args.lasting_command(lock_file));
     if record.complete != complete || record.command != command {

@@ -65,7 +65,8 @@ fn what_was_built_again_is_found_by_other_envs() {
 #[test]
 fn rerun_and_until() {
     let store = TestStore::new();
-    store.profile(&STEPS.replace("ln /v", "ln -f /v"));
+    let steps = STEPS.replace("ln /v", "ln -f /v");
+    store.profile(&steps);
     store
         .rockenv(&["up", store.env(), "--until", "one"])
         .ok()
@@ -93,6 +94,12 @@ fn rerun_and_until() {
     help: did you mean `two`? its steps are: one, two, three
     exit code 7
     ");
+    // A step that the profile has got since is left to do.
+    store.profile(&format!("{steps}[[step]]\nname = 'four'\nrun = 'true'\n"));
+    let left = ": nothing to do; 1 step after `three` is left\n";
+    let until = ["up", store.env(), "--until", "three"];
+    store.rockenv(&until).ok().says(&[left]);
+    store.rockenv(&["status", store.env(), "--check"]).exits(8);
 }
 
 #[test]
