@@ -194,7 +194,7 @@ fn push_finished(
     push::finished_steps(task, store, &finished.env, args.plan.reuse(config))
 }
 
-/// Resolves, locks, plans and executes. Tries again if a needed layer was removed before this command could lease it.
+/// Resolves, locks, plans and executes.
 fn build(
     task: Task<'_>,
     args: &UpOptions,
@@ -211,12 +211,28 @@ fn build(
         source: Source::new(task, &args.plan)?,
         told: RefCell::default(),
     };
-    let mut options = options(&args.plan);
-    let (mut gone, mut begun) = (0, false);
+    let mut has_run = false;
+    match attempts(&run, selection, &mut has_run) {
+        // Finished steps are still pushed.
+        Err(error) if has_run => Ok(Finished {
+            ended: Some(Ended::failed(error, task.signals)),
+            env: selection.name.clone(),
+            lacking: String::new(),
+            blocked: Vec::new(),
+        }),
+        outcome => outcome,
+    }
+}
+
+/// Makes attempts up to the end of the build. Tries again if a needed layer was removed before this command could lease
+/// it. Sets `has_run` if an attempt ran steps.
+fn attempts(run: &Run<'_>, selection: &Selection, has_run: &mut bool) -> Result<Finished> {
+    let mut options = options(&run.args.plan);
+    let mut gone = 0;
     let mut runs = BTreeMap::new();
     let mut missing = None;
     while gone < ATTEMPTS {
-        match attempt(&run, &options, selection) {
+        match attempt(run, &options, selection) {
             Ok(Attempt::Done(finished)) => return Ok(finished),
             Ok(Attempt::Gone) => gone += 1,
             Ok(Attempt::Stale) => {
@@ -228,34 +244,22 @@ fn build(
                 let times: &mut usize = runs.entry(step.clone()).or_default();
                 *times += 1;
                 if *times == ATTEMPTS {
-                    let error = unsettled(&step, &selection.name);
-                    return Ok(stopped(error, selection, task));
+                    return Err(unsettled(&step, &selection.name));
                 }
                 options = rest(&selection.profile, &step, options);
-                begun = true;
+                *has_run = true;
             }
             // Another command may also remove a layer between the plan and the lease.
-            Err(error) if error.kind() == Kind::NoLayer && !begun => {
+            Err(error) if error.kind() == Kind::NoLayer && !*has_run => {
                 gone += 1;
                 missing = Some(error);
             }
-            Err(error) if begun => return Ok(stopped(error, selection, task)),
             Err(error) => return Err(error),
         }
     }
     // In a damaged store, every attempt fails with the same error.
     let busy = || busy!("base layers keep being removed by another process");
     Err(missing.unwrap_or_else(|| busy().help("run the command again")))
-}
-
-/// Ends an `up` that has run steps.
-fn stopped(error: Error, selection: &Selection, task: Task<'_>) -> Finished {
-    Finished {
-        ended: Some(Ended::failed(error, task.signals)),
-        env: selection.name.clone(),
-        lacking: String::new(),
-        blocked: Vec::new(),
-    }
 }
 
 /// Makes the error for a step after one that changes its own source whenever it runs: both would run forever.
@@ -331,11 +335,8 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
             return Ok(Attempt::Gone);
         }
         let blocked = nothing_to_do(run, &resolved, &mut env, &plan)?;
-        let finished = resolved.finished(None, &plan, &env);
-        return Ok(Attempt::Done(Finished {
-            blocked,
-            ..finished
-        }));
+        let finished = resolved.finished(None, &plan, &env, blocked);
+        return Ok(Attempt::Done(finished));
     }
     preflight(run, asked, &resolved, &env, &plan)?;
     if !lock_env::lease(&env, &resolved, &observed, &plan)? {
@@ -345,22 +346,18 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     lock_env::record(run, &mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
     let before = blocked_before(run, &resolved, &env, &plan)?;
-    match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
-        ExecutionProgress::Changed(Some(step)) => Ok(Attempt::Known(step)),
-        ExecutionProgress::Changed(None) => Ok(Attempt::Stale),
-        ExecutionProgress::Ended(ended) => match (&ended, &resolved.open) {
-            (Ended::Complete, Some(step)) => Ok(Attempt::Known(step.clone())),
-            (Ended::Complete, None) => {
-                let blocked = blocked_at_end(run, &resolved.spec, &env, before)?;
-                let finished = resolved.finished(Some(ended), &plan, &env);
-                Ok(Attempt::Done(Finished {
-                    blocked,
-                    ..finished
-                }))
-            }
-            _ => Ok(Attempt::Done(resolved.finished(Some(ended), &plan, &env))),
-        },
-    }
+    let ended = match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
+        ExecutionProgress::Changed(Some(step)) => return Ok(Attempt::Known(step)),
+        ExecutionProgress::Changed(None) => return Ok(Attempt::Stale),
+        ExecutionProgress::Ended(ended) => ended,
+    };
+    let blocked = match (&ended, &resolved.open) {
+        (Ended::Complete, Some(step)) => return Ok(Attempt::Known(step.clone())),
+        (Ended::Complete, None) => blocked_at_end(run, &resolved.spec, &env, before)?,
+        _ => Vec::new(),
+    };
+    let finished = resolved.finished(Some(ended), &plan, &env, blocked);
+    Ok(Attempt::Done(finished))
 }
 
 /// Fetches missing sources; reports each note about them once.

@@ -22,6 +22,7 @@ use crate::profile::{self, Profile};
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::store::history::LayerSearch;
 use crate::store::images::Image;
+use crate::store::results::BlockedResult;
 use crate::store::source::{Git, Repository};
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::Result;
@@ -384,6 +385,7 @@ impl Resolved<'_> {
         ended: Option<Ended>,
         plan: &Plan,
         env: &LockedEnv<'_>,
+        blocked: Vec<BlockedResult>,
     ) -> Finished {
         let mut lacking = summary::skipped_steps(plan, self.gathered.selection);
         let is_complete = env.record().is_some_and(|record| record.complete);
@@ -397,7 +399,7 @@ impl Resolved<'_> {
             ended,
             env: self.spec.name.clone(),
             lacking,
-            blocked: Vec::new(),
+            blocked,
         }
     }
 }
