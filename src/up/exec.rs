@@ -75,25 +75,25 @@ impl Job {
 
 /// Runs the command in the running container, or in one of its own; returns its exit code.
 pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
-    let Job { host, store, .. } = job;
+    let store = &job.store;
     let started = Instant::now();
     let mut wait = lock::Wait::begin();
     loop {
         // A running container does not have the failed step's tree, and cannot get new devices. A waiting container
         // ends when the lock is taken.
         let is_other = job.failed || job.apart || job.gpu.is_some();
-        let locked = if is_other || is_outdated(cx, job, store, host)? {
+        let locked = if is_other || is_outdated(cx, job)? {
             store.lock_known(&job.env, "exec", Duration::ZERO)
         } else {
             store.lock_unheld(&job.env, "exec")
         };
         match locked {
-            Ok(env) => return own(cx, job, host, store, env),
+            Ok(env) => return own(cx, job, env),
             Err(error) if error.kind() == Kind::Busy => {
                 let joins = !(job.failed || job.apart);
-                if joins && let Some(exit) = join(cx, job, store, host)? {
+                if joins && let Some(exit) = join(cx, job)? {
                     if exit.then == Then::Ends {
-                        await_end(cx, job, store)?;
+                        await_end(cx, job)?;
                     }
                     return Ok(exit.code);
                 }
@@ -116,8 +116,8 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
 }
 
 /// Waits for the end of a container whose starter is gone: after its last command, the env must be free and clean.
-fn await_end(cx: &Context, job: &Job, store: &Store) -> Result<()> {
-    match store.lock_env(&job.env, "exec", START) {
+fn await_end(cx: &Context, job: &Job) -> Result<()> {
+    match job.store.lock_env(&job.env, "exec", START) {
         // The command's exit code does not depend on the end of the container.
         Err(error) if error.kind() == Kind::Busy => {
             cx.ui.warn(&format!(
@@ -127,30 +127,24 @@ fn await_end(cx: &Context, job: &Job, store: &Store) -> Result<()> {
         }
         locked => drop(locked?),
     }
-    cx.tidy(store)
+    cx.tidy(&job.store)
 }
 
 /// Returns whether the env's container waits for a command, but a new container would have other inputs.
-fn is_outdated(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<bool> {
-    match ContainerRecord::read(&store.env_dir(&job.env).join("run")) {
+fn is_outdated(cx: &Context, job: &Job) -> Result<bool> {
+    match ContainerRecord::read(&job.store.env_dir(&job.env).join("run")) {
         Some(state) if state.idle => {
-            Ok(state.made_of != inputs_digest(cx, job, store, &store.spec(&job.env)?, host)?)
+            Ok(state.made_of != inputs_digest(cx, job, &job.store.spec(&job.env)?)?)
         }
         _ => Ok(false),
     }
 }
 
 /// Returns a digest of an `exec` container's inputs outside the env. The env's lock protects the inputs inside.
-fn inputs_digest(
-    cx: &Context,
-    job: &Job,
-    store: &Store,
-    spec: &Spec,
-    host: &Host,
-) -> Result<String> {
-    let sizing = cx.sizing(spec, host);
+fn inputs_digest(cx: &Context, job: &Job, spec: &Spec) -> Result<String> {
+    let sizing = cx.sizing(spec, &job.host);
     let settings = (cx.config.idle, sizing.jobs.value, sizing.budget.value);
-    container::inputs_digest(&job.env, store, spec, host, &settings)
+    container::inputs_digest(&job.env, &job.store, spec, &job.host, &settings)
 }
 
 /// Waits for the lock holder to record that the container waits again. The next command may read the record to tell
@@ -165,7 +159,8 @@ fn await_note(run: &Path, waits: u64) {
 }
 
 /// Runs the job in the running container; `None` if the container is gone.
-fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<terminal::Exit>> {
+fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
+    let store = &job.store;
     let run = store.env_dir(&job.env).join("run");
     // The step's processes are frozen, and so is the one that would start the command.
     if store.is_paused(&job.env) {
@@ -180,7 +175,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     };
     let spec = store.spec(&job.env)?;
     let devices = devices(cx, job, &spec)?;
-    let mut command = command(cx, job, &spec, host, &devices);
+    let mut command = command(cx, job, &spec, &devices);
     // The service created the container's device nodes with the groups of that time.
     if let Some(groups) = &mut command.groups
         && let Some(state) = ContainerRecord::read(&run).filter(|_| !devices.is_empty())
@@ -267,7 +262,8 @@ fn place_ninja(cx: &Context, store: &Store, env: &LockedEnv<'_>, spec: &Spec) ->
 }
 
 /// Runs the job in a container of its own.
-fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'_>) -> Result<u8> {
+fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
+    let Job { host, store, .. } = job;
     let spec = store.spec(&job.env)?;
     if !job.apart {
         env.touch();
@@ -325,10 +321,10 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         program: host.program.clone(),
         systemd: host.systemd && host.root,
         rootless: !host.root,
-        made_of: inputs_digest(cx, job, store, &spec, host)?,
+        made_of: inputs_digest(cx, job, &spec)?,
     };
     let running = Running::start(&hold, env.lock_fd(), claim)?;
-    let command = command(cx, job, &spec, host, &devices);
+    let command = command(cx, job, &spec, &devices);
     let by_hand = ByHand::begin(env.directory())?;
     let code = in_container(&running, &devices, command, &|| tell_wait(cx, job));
     let mut noted = by_hand.end();
@@ -376,7 +372,7 @@ fn in_container(
     devices: &[Device],
     command: Command,
     waits: &dyn Fn(),
-) -> Result<Option<terminal::Exit>> {
+) -> Result<Option<Exit>> {
     if !devices.is_empty() {
         match running.connect() {
             Ok(client)
@@ -391,9 +387,9 @@ fn in_container(
 }
 
 /// Returns the command as the container runs it, with its environment and its user.
-fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]) -> Command {
+fn command(cx: &Context, job: &Job, spec: &Spec, devices: &[Device]) -> Command {
     let mut env = base_environment(spec, job.root);
-    let sizing = cx.sizing(spec, host);
+    let sizing = cx.sizing(spec, &job.host);
     let facts = sizing.facts(sizing.jobs.value);
     env.extend(
         spec.env
@@ -419,7 +415,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
         cwd: job.workdir.clone().unwrap_or(home),
         uid,
         gid,
-        groups: host.root.then(|| gpu::groups(devices)),
+        groups: job.host.root.then(|| gpu::groups(devices)),
         no_new_privs: !job.root,
         tty: job.tty,
     }
