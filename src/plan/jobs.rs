@@ -46,7 +46,7 @@ pub struct Past {
 }
 
 /// A number and its reason.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Figure<T = u32> {
     pub value: T,
     /// The reason, as a clause after "because".
@@ -54,7 +54,7 @@ pub(crate) struct Figure<T = u32> {
 }
 
 /// The resources that an env may use.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sizing {
     /// Job slots of this machine for all envs together.
     pub budget: Figure,
@@ -190,7 +190,7 @@ fn last_runs(past: &[Past]) -> BTreeMap<&str, &Past> {
 }
 
 /// The expected cost of a step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Forecast {
     pub step: String,
     /// Wall clock, in milliseconds.

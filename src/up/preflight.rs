@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::plan::jobs::{Figure, Forecast, Sizing, forecast};
 use crate::plan::record::Record;
@@ -21,32 +21,33 @@ use crate::ui::size::{self, bytes};
 use crate::up::select::Selection;
 
 /// Space needed on one file system.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Disk {
     /// A directory on it.
     path: PathBuf,
     /// Total bytes still needed.
-    needed: u64,
+    pub(crate) needed: u64,
     free: u64,
     /// Bytes needed by volume, if the profile declares them.
     volumes: BTreeMap<String, u64>,
 }
 
-#[derive(Debug, Serialize)]
+/// What an env needs of a machine. `plan --json` has it, which `matrix` reads.
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Needs {
     pub(crate) sizing: Sizing,
     /// Memory that the machine must have, in bytes.
-    memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
     /// The step that needs that much, unless the profile as a whole does.
     memory_for: Option<StepName>,
     /// Disk, the store's file system first.
-    disk: Vec<Disk>,
+    pub(crate) disk: Vec<Disk>,
     /// Earlier cost of the steps that will run.
     forecast: Vec<Forecast>,
     /// Published times for steps that have not run here yet.
     published: Vec<Published>,
     /// Directories of output volumes with `path`, which other envs may have too.
-    outputs: Vec<PathBuf>,
+    pub(crate) outputs: Vec<PathBuf>,
     /// Number of steps that run.
     runs: usize,
     /// Starting points with less to do, by name.
@@ -62,12 +63,12 @@ pub(crate) struct Needs {
 }
 
 /// The published time of a step.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Published {
     step: StepName,
     seconds: u64,
     /// Whether the time is a limit, not a measurement.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     limit: bool,
     source: String,
 }
@@ -340,6 +341,13 @@ impl Needs {
     pub(crate) fn forecast_time(&self) -> Option<Duration> {
         let wall = self.forecast.iter().map(|step| step.wall_ms).sum();
         (!self.forecast.is_empty()).then(|| Duration::from_millis(wall))
+    }
+
+    /// Returns the known time of the steps that will run, in milliseconds.
+    pub(crate) fn known_ms(&self) -> u64 {
+        let recorded = self.forecast.iter().map(|step| step.wall_ms);
+        let published = self.published.iter().map(|step| step.seconds * 1000);
+        recorded.chain(published).sum()
     }
 
     /// Formats how long the remaining steps take, as far as known.

@@ -1,7 +1,6 @@
 //! Owns the processes of a matrix: a separate rockenv plans and builds each env, so that no env can take another down.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use crate::sys::signals::Cancel;
 use crate::ui::event::{Event, Outcome};
 use crate::ui::size;
 use crate::up::context::Context;
+use crate::up::preflight::Needs;
 
 /// How long a process may take to stop: as long as `up` gives a step, plus a margin. Also for Slurm to cancel jobs.
 pub(super) const GRACE: Duration = Duration::from_secs(30);
@@ -35,55 +35,6 @@ pub(super) struct EnvPlan {
 #[derive(Debug, Deserialize)]
 pub(super) struct Steps {
     pub steps: Vec<PlannedStep>,
-}
-
-/// What an env needs of a machine.
-#[derive(Debug, Deserialize)]
-pub(super) struct Needs {
-    pub sizing: Sizing,
-    pub memory: Option<u64>,
-    pub disk: Vec<Disk>,
-    /// Directories of output volumes with `path`.
-    #[serde(default)]
-    pub outputs: Vec<PathBuf>,
-    forecast: Vec<Recorded>,
-    published: Vec<Published>,
-}
-
-impl Needs {
-    /// Returns the known time of the steps that will run.
-    pub(super) fn known_ms(&self) -> u64 {
-        let recorded = self.forecast.iter().map(|step| step.wall_ms);
-        let published = self.published.iter().map(|step| step.seconds * 1000);
-        recorded.chain(published).sum()
-    }
-}
-
-/// The time of a step that ran here before.
-#[derive(Debug, Deserialize)]
-struct Recorded {
-    wall_ms: u64,
-}
-
-/// The published time of another step, from its profile.
-#[derive(Debug, Deserialize)]
-struct Published {
-    seconds: u64,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Sizing {
-    pub jobs: Jobs,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Jobs {
-    pub value: u32,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Disk {
-    pub needed: u64,
 }
 
 /// What the events of one `up` reported.
