@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use jiff::Timestamp;
 
 use super::event::{Event, Outcome, Stream};
@@ -16,12 +17,13 @@ use super::{Ui, json, lock};
 use crate::ui::metrics::{Row, Rows};
 
 /// How a run is reported.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+// No documentation comments below: they would become help of `--progress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// Moving lines on a terminal, plain lines elsewhere.
-    #[default]
+    // Moving lines on a terminal, plain lines elsewhere.
+    #[value(name = "auto")]
     Human,
-    /// One JSON object per line, on stdout.
+    // One JSON object per line, on stdout.
     Json,
 }
 

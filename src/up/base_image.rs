@@ -127,29 +127,16 @@ fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
 
 /// Refuses builds that cannot work before the image is built, which may take long.
 fn check_early(run: &Run<'_>, selection: &Selection) -> Result<()> {
+    let (store, args) = (run.with.store, &run.args.plan);
     // The notes on the image and the sources are about to become outdated.
-    let (mut gathered, _) =
-        Gathered::predict(selection, Some(run.with.store), run.args.plan.clean)?;
-    let spec = gathered.resolve(Some(run.with.store))?;
+    let (mut gathered, _) = Gathered::predict(selection, Some(store), args.clean)?;
+    let spec = gathered.resolve(Some(store))?;
     for volume in &spec.volumes {
         if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
             source::is_there(&volume.name, path)?;
         }
     }
-    let (_, plan) = plan_for(
-        run.with.store,
-        None,
-        &gathered,
-        &spec,
-        &options(&run.args.plan),
-    )?;
-    let record = run.with.store.record(&spec.name)?;
-    Needs::of(
-        selection,
-        &spec,
-        &plan,
-        run.with.store.root(),
-        record.as_ref(),
-    )?
-    .preflight()
+    let (_, plan) = plan_for(store, None, &gathered, &spec, &options(args))?;
+    let record = store.record(&spec.name)?;
+    Needs::of(selection, &spec, &plan, store.root(), record.as_ref())?.preflight()
 }

@@ -13,7 +13,7 @@ use crate::plan::ids::EnvName;
 use crate::profile::Origin;
 use crate::remote;
 use crate::store::{Store, source};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// Refuses an env that was made from another profile. Returns a note if that profile is in another checkout of the same
 /// repository.
@@ -32,14 +32,12 @@ pub(super) fn check(
             "env `{env}` was made from {}: continuing with another checkout of the same repository",
             old.display()
         ))),
-        Relation::Other => Err(refusal(env, &old, request)),
+        Relation::Other => {
+            let new = request.command("up", &[("--name", Some("NAME"))]);
+            Err(usage!("env `{env}` was made from {}", old.display())
+                .help(format!("{new}, or remove the env first: rockenv rm {env}")))
+        }
     }
-}
-
-fn refusal(env: &EnvName, old: &Path, request: &UpRequest<'_>) -> Error {
-    let new = request.command("up", &[("--name", Some("NAME"))]);
-    usage!("env `{env}` was made from {}", old.display())
-        .help(format!("{new}, or remove the env first: rockenv rm {env}"))
 }
 
 /// Returns the profile file that an env was made from, if any.

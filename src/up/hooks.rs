@@ -11,6 +11,7 @@ use crate::profile::hook::{self, Hook};
 use crate::store::Store;
 use crate::store::source::Git;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::signals::Cancel;
 use crate::sys::span::At;
 use crate::up::context::Context;
 use crate::up::resolve::Gathered;
@@ -65,8 +66,7 @@ pub(crate) fn fetch_patches(
     hooks: &mut BTreeMap<String, Hook>,
     store: &Store,
     offline: bool,
-    cancel: &AtomicBool,
-    look: &dyn Fn(),
+    cancel: &Cancel<'_>,
 ) -> Result<()> {
     known_patches(hooks.values_mut(), store)?;
     for hook in hooks.values_mut() {
@@ -83,8 +83,8 @@ pub(crate) fn fetch_patches(
                 .help("run once without --offline"));
             }
             let blobs = store.root().join("blobs");
-            let mut progress = |_, _| look();
-            let blob = fetch::fetch(url, &patch.sha256, &blobs, cancel, &mut progress)
+            let mut progress = |_, _| cancel.poll();
+            let blob = fetch::fetch(url, &patch.sha256, &blobs, cancel.flag(), &mut progress)
                 .context(|| format!("hook `{}`: cannot fetch its patch", hook.name))?;
             patch.bytes = Some(fs_err::read(blob)?);
         }

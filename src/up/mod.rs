@@ -82,7 +82,7 @@ pub(crate) fn up(
         .transpose()?;
     check_inputs(cx, args, &selection, &store)?;
     let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(args.format()).with_metrics(metrics);
+    let reporter = cx.ui.reporter(args.progress).with_metrics(metrics);
     selection.notes.iter().for_each(|note| reporter.warn(note));
     let task = Task::new(cx, &signals, &reporter);
     let name = &selection.name;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::context::Context;
 use super::request::{SelectArgs, UpRequest, WHAT};
@@ -128,19 +128,13 @@ pub struct UpOptions {
         help_heading = OUTPUT,
         hide_short_help = true
     )]
-    pub(crate) progress: ProgressFormat,
+    pub(crate) progress: Format,
 }
 
 const STEPS: &str = "Steps";
 const MACHINE: &str = "Machine";
 const SOURCES: &str = "Inputs and snapshots from elsewhere";
 pub(crate) const OUTPUT: &str = "Output";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ProgressFormat {
-    Auto,
-    Json,
-}
 
 impl PlanOptions {
     pub(crate) fn request(&self, verb: &'static str) -> UpRequest<'_> {
@@ -262,13 +256,6 @@ impl UpOptions {
             }
         }
         text
-    }
-
-    pub(super) fn format(&self) -> Format {
-        match self.progress {
-            ProgressFormat::Auto => Format::Human,
-            ProgressFormat::Json => Format::Json,
-        }
     }
 
     /// Returns whether new snapshots are pushed to a registry.

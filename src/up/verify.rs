@@ -311,10 +311,8 @@ fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step], up: &str) -> Result<Co
         Origin::Builtin(path) => path.trim_end_matches(".toml").to_owned(),
         Origin::File(path) => path.to_string_lossy().into_owned(),
     };
-    let files = {
-        let dirs = &cx.config.profile_dirs;
-        profile::copy_files(dirs, &profile::load(dirs, &profile)?)?
-    };
+    let dirs = &cx.config.profile_dirs;
+    let files = profile::copy_files(dirs, &profile::load(dirs, &profile)?)?;
     for step in steps {
         let Action::Copy(items) = &step.action else {
             continue;
@@ -349,9 +347,7 @@ fn read_hooks(
         }
     }
     let cancel = Cancel::new(with.task.signals);
-    let fetched = hooks::fetch_patches(&mut hooks, with.store, false, cancel.flag(), &|| {
-        cancel.poll();
-    });
+    let fetched = hooks::fetch_patches(&mut hooks, with.store, false, &cancel);
     cancel.outcome(fetched)?;
     Ok(hooks)
 }

@@ -180,9 +180,7 @@ fn header(report: &EnvReport) -> Markup {
 fn timeline(report: &EnvReport, axis: &Axis) -> Markup {
     let curves = Quantity::ALL.map(|quantity| (quantity, Curve::of(quantity, report, axis)));
     let missing = curves.iter().filter(|(_, curve)| curve.is_none());
-    let missing: Vec<String> = missing
-        .map(|(quantity, _)| quantity.title().to_lowercase())
-        .collect();
+    let missing: Vec<String> = missing.map(|(quantity, _)| quantity.name()).collect();
     markup! {
         (section("timeline", "Timeline"))
         div class="card plots" {
@@ -221,7 +219,7 @@ fn plotted(quantity: Quantity, curve: &Curve, axis: &Axis) -> Markup {
         _ => format!(", limit {}", quantity.show(limit)),
     });
     markup! {
-        div class={ "row quantity " (quantity.class()) } {
+        div class={ "row quantity " (quantity.name()) } {
             div class="label" {
                 b { (quantity.title()) }
                 small { "at most " (quantity.show(curve.peak)) (limit.unwrap_or_default()) }

@@ -48,13 +48,9 @@ impl Quantity {
         }
     }
 
-    pub(super) fn class(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Processors => "processors",
-            Self::Jobs => "jobs",
-            Self::Disk => "disk",
-        }
+    /// Returns its name in a sentence, which is also its CSS class.
+    pub(super) fn name(self) -> String {
+        self.title().to_lowercase()
     }
 
     pub(super) fn show(self, value: f64) -> String {
