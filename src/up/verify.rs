@@ -359,7 +359,9 @@ fn grant(cx: &Context, spec: &Spec, step: &Step) -> Result<gpu::Grant> {
         .choose(&Selector::from("auto"), &spec.targets, spec.gpu)?
     {
         Choice::Gpu { grant, .. } => Ok(*grant),
-        Choice::Without { why } => Err(unavailable!("step `{}` {why}", step.name)
-            .help("name the steps that need no GPU: rockenv verify ENV STEP...")),
+        Choice::Without { why } => {
+            Err(unavailable!("step `{}` cannot use a GPU: {why}", step.name)
+                .help("name the steps that need no GPU: rockenv verify ENV STEP..."))
+        }
     }
 }
