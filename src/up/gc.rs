@@ -248,10 +248,11 @@ fn shrink(
     if let Some(env) = caches.get(name).and_then(|cache| cache.busy(store)) {
         return Ok(Removal::Stays(format!("in use by a command in env {env}")));
     }
-    let home = cx.config.home.display().to_string();
     // `--apart`: files that the tool leaves beside the cache must not be kept as a change of the env.
-    let mut command =
-        Program::at(&Host::probe()?.program).args(["--quiet", "--home", &home, "exec", "--apart"]);
+    let mut command = Program::at(&Host::probe()?.program)
+        .args(["--quiet", "--home"])
+        .arg(&cx.config.home)
+        .args(["exec", "--apart"]);
     if kind.is_root() {
         command = command.arg("--root");
     }
