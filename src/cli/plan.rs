@@ -62,8 +62,7 @@ pub(crate) fn show_plan(
     if args.pulls(&cx.config) {
         let (signals, reporter) = (Signals::take()?, cx.ui.reporter(Format::Human));
         if let Some(source) = Source::new(Task::new(cx, &signals, &reporter), args)? {
-            let found = registry::remote(&source, store.as_ref(), &mut gathered, args, spec)?;
-            (spec, remote) = (found.spec, found.last);
+            (spec, remote) = registry::remote(&source, store.as_ref(), &mut gathered, args, spec)?;
         }
     }
     let mut observed = match &store {
@@ -90,10 +89,9 @@ pub(crate) fn show_plan(
         Some(store) => BlockedResults::of(store, &spec, &plan, record.as_ref(), &spec.name)?,
         None => BlockedResults::default(),
     };
-    let mut refused = refused(&selection, &missing, &plan, &needs, is_forced, &up);
-    if let Some((reason, help)) = blocked.refusal(&up) {
-        Refused::add(&mut refused, reason, &help);
-    }
+    let short = needs.refused();
+    let short = short.filter(|_| plan.runs() > 0 && !is_forced);
+    let refused = refused(&selection, &missing, short, blocked.refusal(&up), &up);
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
     notes.extend(not_its_own(&blocked.all));
@@ -150,9 +148,8 @@ pub(crate) fn show_plan(
 fn refused(
     selection: &Selection,
     missing: &MissingInputs,
-    plan: &Plan,
-    needs: &Needs,
-    is_forced: bool,
+    short: Option<Refused>,
+    blocked: Option<(String, String)>,
     up: &str,
 ) -> Option<Refused> {
     let mut reasons = missing.refused.clone();
@@ -172,10 +169,13 @@ fn refused(
         reasons.push("building an env with systemd-nspawn needs root".to_owned());
         help.push(format!("run `sudo {up}`"));
     }
-    let short = needs.refused();
-    if let Some(short) = short.filter(|_| plan.runs() > 0 && !is_forced) {
+    if let Some(short) = short {
         reasons.extend(short.reasons);
         help.push(short.help);
+    }
+    if let Some((reason, way_out)) = blocked {
+        reasons.push(reason);
+        help.push(way_out);
     }
     (!reasons.is_empty()).then(|| Refused {
         reasons,

@@ -23,6 +23,7 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::Cancel;
 use crate::tree::file;
 use crate::ui::size;
+use crate::up::offline;
 use crate::up::select::Selection;
 use crate::up::task::{Subject, Task};
 
@@ -184,17 +185,13 @@ impl Fetching<'_> {
             .iter()
             .filter(|piece| self.find(&piece.checksum).is_none())
             .collect();
-        if self.offline && !absent.is_empty() {
+        if self.offline {
             let shown = absent.iter().map(|piece| {
                 let from = piece.urls.first().map(String::as_str).unwrap_or_default();
                 format!("`{}` from `{}`", piece.name, fetch::without_login(from))
             });
             let shown: Vec<String> = shown.collect();
-            return Err(unavailable!(
-                "`--offline` is set, but these are missing: {}",
-                shown.join("; ")
-            )
-            .help("run once without --offline"));
+            offline::refuse(&shown)?;
         }
         if absent.is_empty() {
             let found = pieces.iter().filter_map(|piece| self.find(&piece.checksum));

@@ -6,14 +6,18 @@ use crate::store::Store;
 use crate::store::source::{Git, Repository};
 use crate::sys::error::Result;
 use crate::up::context::Context;
-use crate::up::locked;
 use crate::up::select::Selection;
+use crate::up::{base_image, locked};
 
 pub(crate) fn check(cx: &Context, store: &Store, selection: &Selection) -> Result<()> {
-    let missing = missing(cx, store, selection)?;
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(unavailable!(
+    refuse(&missing(cx, store, selection)?)
+}
+
+/// Refuses to build without these items, if there are any.
+pub(crate) fn refuse(missing: &[String]) -> Result<()> {
+    match missing {
+        [] => Ok(()),
+        _ => Err(unavailable!(
             "`--offline` is set, but these are missing: {}",
             missing.join("; ")
         )
@@ -24,11 +28,7 @@ pub(crate) fn check(cx: &Context, store: &Store, selection: &Selection) -> Resul
 fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     let locked = selection.locked.as_ref();
-    let image = match locked {
-        Some(locked) => store.image(&locked.lock.image.key)?,
-        None => store.image_of(&selection.recipe)?,
-    };
-    if image.is_none() {
+    if base_image::there(store, selection)?.is_none() {
         missing.push(format!("image `{}`", selection.image));
     }
     let git = Git::new(&selection.inputs.user);

@@ -378,23 +378,11 @@ impl Needs {
 }
 
 /// Why `up` would refuse.
-#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Refused {
     pub(crate) reasons: Vec<String>,
     /// What to do instead.
     pub(crate) help: String,
-}
-
-impl Refused {
-    /// Adds a reason to the existing ones.
-    pub(crate) fn add(refused: &mut Option<Self>, reason: String, help: &str) {
-        let all = refused.get_or_insert_default();
-        all.reasons.push(reason);
-        all.help = match all.help.is_empty() {
-            true => help.to_owned(),
-            false => format!("{}; {help}", all.help),
-        };
-    }
 }
 
 /// Returns the space needed on each file system, minus `spent` on the store's.

@@ -300,22 +300,15 @@ fn missing_keys(
     Ok(keys)
 }
 
-/// The findings of `plan` in a registry.
-pub(crate) struct Remote {
-    /// The spec, which may be based on an image that only the registry has.
-    pub(crate) spec: Spec,
-    /// Key of the last step that the registry has, and the registry's name.
-    pub(crate) last: Option<(StepKey, String)>,
-}
-
-/// Asks what `up` would pull.
+/// Asks what `up` would pull. Returns the spec, which may be based on an image that only the registry has, and the key
+/// of the last step that the registry has, with the registry's name.
 pub(crate) fn remote(
     source: &Source<'_>,
     store: Option<&Store>,
     gathered: &mut Gathered<'_>,
     args: &PlanOptions,
     mut spec: Spec,
-) -> Result<Remote> {
+) -> Result<(Spec, Option<(StepKey, String)>)> {
     if gathered.image.is_none()
         && gathered.selection.locked.is_none()
         && let Some(base) = source.base(gathered.selection)?
@@ -330,9 +323,6 @@ pub(crate) fn remote(
             steps.map(|step| step.key.clone()).collect()
         }
     };
-    let found = source.available(&keys)?;
-    Ok(Remote {
-        spec,
-        last: found.map(|key| (key, source.repository.to_string())),
-    })
+    let last = source.available(&keys)?;
+    Ok((spec, last.map(|key| (key, source.repository.to_string()))))
 }
