@@ -240,8 +240,8 @@ fn steps(record: &Record, now: Option<&Now>) -> Table {
         let mut cells = vec![step.name.to_string(), state.to_owned()];
         if let Some(cost) = step.cost {
             cells.extend([
-                size::duration(std::time::Duration::from_millis(cost.wall_ms)),
-                size::duration(std::time::Duration::from_micros(cost.usage.cpu_us)),
+                size::duration(Duration::from_millis(cost.wall_ms)),
+                size::duration(Duration::from_micros(cost.usage.cpu_us)),
                 cost.usage.memory().map(size::bytes).unwrap_or_default(),
                 cost.usage.memory_peak.map(size::bytes).unwrap_or_default(),
                 size::bytes(cost.usage.read_bytes),

@@ -175,26 +175,21 @@ impl Tracker {
             }
             return;
         }
+        let run = Run {
+            done: count.done,
+            total: count.total,
+            printed: count.total,
+        };
         match build.last_mut() {
             // Ninja changes its own total as it finds edges up to date.
-            Some(run) if run.done <= count.done && run.done < run.total => {
-                *run = Run {
-                    done: count.done,
-                    total: count.total,
-                    printed: count.total,
-                };
-            }
+            Some(last) if last.done <= count.done && last.done < last.total => *last = run,
             _ => {
                 if build.len() >= NESTED_MAX {
-                    let run = build.remove(0);
-                    self.folded.done += run.done;
-                    self.folded.total += run.done;
+                    let first = build.remove(0);
+                    self.folded.done += first.done;
+                    self.folded.total += first.done;
                 }
-                build.push(Run {
-                    done: count.done,
-                    total: count.total,
-                    printed: count.total,
-                });
+                build.push(run);
             }
         }
     }

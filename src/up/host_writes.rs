@@ -166,15 +166,14 @@ fn reason(path: &Path, beside: &Path, home: Option<&Path>, is_new: bool) -> Opti
 /// Returns whether two paths differ only in names of targets, as those of a profile for several targets do.
 fn differ_in_target(one: &Path, other: &Path) -> bool {
     let without = |path: &Path| {
-        let text = path.to_string_lossy().into_owned();
-        let mut parts = text.split("gfx");
-        let first = parts.next().unwrap_or_default().to_owned();
-        let rest =
-            parts.map(|part| part.trim_start_matches(|digit: char| digit.is_ascii_hexdigit()));
-        [first]
-            .into_iter()
-            .chain(rest.map(str::to_owned))
-            .collect::<Vec<_>>()
+        let text = path.to_string_lossy();
+        let parts = text.split("gfx").enumerate().map(|(at, part)| match at {
+            0 => part.to_owned(),
+            _ => part
+                .trim_start_matches(|digit: char| digit.is_ascii_hexdigit())
+                .to_owned(),
+        });
+        parts.collect::<Vec<_>>()
     };
     without(one) == without(other)
 }

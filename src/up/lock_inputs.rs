@@ -165,18 +165,16 @@ impl Locking<'_> {
             let old = old.and_then(|old| old.of_key(&step.key));
             let old = old.filter(|old| !old.pins.is_empty());
             let found = step.fingerprints.as_ref().and_then(|_| prints(&step));
-            let pins = match (old, layer) {
-                (Some(old), _) => old.pins.clone(),
-                (None, Some(layer)) => layer.pins.clone(),
-                (None, None) => Pins::new(),
+            let (pins, incremental) = match (old, layer) {
+                (Some(old), _) => (old.pins.clone(), old.incremental),
+                (None, Some(layer)) => {
+                    let says_something = !layer.pins.is_empty() || found.is_some();
+                    (layer.pins.clone(), says_something && !layer.is_clean())
+                }
+                (None, None) => (Pins::new(), false),
             };
-            let says_something = !pins.is_empty() || found.is_some();
             LockedStep {
-                incremental: match (old, layer) {
-                    (Some(old), _) => old.incremental,
-                    (None, Some(layer)) => says_something && !layer.is_clean(),
-                    (None, None) => false,
-                },
+                incremental,
                 prints: found.as_ref().map(LockedFingerprints::new),
                 pins,
                 name: step.name,

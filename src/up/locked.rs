@@ -191,7 +191,10 @@ pub(crate) fn apply_choices(
     differences.extend(lockfile::hooks(lock, &hooks.collect()));
     differences.extend(lockfile::fetched(lock, &fetched(cx, selection)?));
     let inputs = &mut selection.inputs;
-    inputs.machine_targets = targets(&lock.machine_targets)?;
+    let targets = lock.machine_targets.iter();
+    inputs.machine_targets = targets
+        .map(|name| Target::parse(name))
+        .collect::<Result<_>>()?;
     inputs.image = BaseImage::Known(lock.image.key.clone());
     inputs.image_env.clone_from(&lock.image.env);
     let prints = lock.source.iter();
@@ -396,10 +399,6 @@ fn add_patches(files: &mut BTreeMap<String, Fetched>, hook: &str, patches: &[Pat
             sha256: patch.sha256.clone(),
         });
     }
-}
-
-fn targets(names: &[String]) -> Result<Vec<Target>> {
-    names.iter().map(|name| Target::parse(name)).collect()
 }
 
 #[cfg(test)]

@@ -156,9 +156,7 @@ impl PlanOptions {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
         let mut text = request.command("up", &flags);
-        if self.locked {
-            text.push_str(" --locked");
-        }
+        text.extend(self.locked.then_some(" --locked"));
         if let Some(file) = lock_file {
             let file = file.to_string_lossy();
             text.extend([" --lock-file ", &quoted(&file)]);
@@ -228,16 +226,10 @@ impl UpOptions {
                 text.extend([flag, if value { "" } else { "=false" }]);
             }
         }
-        for (flag, is_set) in [
-            (" --allow-incremental", plan.allow_incremental),
-            // The machine will not have more memory by then.
-            (" --force", self.force),
-            (" --ephemeral", self.ephemeral),
-        ] {
-            if is_set {
-                text.push_str(flag);
-            }
-        }
+        text.extend(plan.allow_incremental.then_some(" --allow-incremental"));
+        // The machine will not have more memory by then.
+        text.extend(self.force.then_some(" --force"));
+        text.extend(self.ephemeral.then_some(" --ephemeral"));
         text
     }
 
@@ -247,14 +239,8 @@ impl UpOptions {
         if let Some(step) = &self.plan.rerun {
             text.extend([" --rerun ", &quoted(step)]);
         }
-        for (flag, is_set) in [
-            (" --clean", self.plan.clean),
-            (" --offline", self.plan.offline),
-        ] {
-            if is_set {
-                text.push_str(flag);
-            }
-        }
+        text.extend(self.plan.clean.then_some(" --clean"));
+        text.extend(self.plan.offline.then_some(" --offline"));
         text
     }
 
