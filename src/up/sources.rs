@@ -63,13 +63,8 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
 fn prepare_hooks(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
     let selection = gathered.selection;
     let cancel = Cancel::new(with.task.signals);
-    let hooks = &mut gathered.hooks;
-    cancel.outcome(hooks::fetch_patches(
-        hooks,
-        with.store,
-        with.offline,
-        &cancel,
-    ))?;
+    let fetched = hooks::fetch_patches(&mut gathered.hooks, with.store, with.offline, &cancel);
+    cancel.outcome(fetched)?;
     let git = Git::until(&selection.inputs.user, &cancel);
     cancel.outcome(hooks::apply_to_inputs(gathered, &git))?;
     hooks::ask(gathered)

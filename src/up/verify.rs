@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::Serialize;
 
@@ -29,9 +28,6 @@ use crate::up::downloads::Fetching;
 use crate::up::hooks;
 use crate::up::lock_env::new_record;
 use crate::up::segments::{Segment, plan, runs, snapshot_layer};
-
-/// Interval at which a comparison checks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// How to rebuild and compare steps.
 #[derive(Clone, Copy)]
@@ -256,30 +252,20 @@ impl<'a> Rebuild<'a> {
         };
         let (old, new) = (layer_of(self.env)?, layer_of(scratch)?);
         let cancel = Cancel::new(self.with.task.signals);
-        let flag = cancel.flag();
-        let compared = std::thread::scope(|scope| {
-            let comparison = StepComparison {
-                store,
-                before: Side {
-                    env: self.env,
-                    layer: &old,
-                },
-                now: Side {
-                    env: scratch,
-                    layer: &new,
-                },
-                strict: self.options.strict,
-                cancel: flag,
-            };
-            let comparing = scope.spawn(move || comparison.compare(&self.spec, step));
-            while !comparing.is_finished() {
-                cancel.poll();
-                std::thread::sleep(LOOK);
-            }
-            comparing
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
+        let comparison = StepComparison {
+            store,
+            before: Side {
+                env: self.env,
+                layer: &old,
+            },
+            now: Side {
+                env: scratch,
+                layer: &new,
+            },
+            strict: self.options.strict,
+            cancel: cancel.flag(),
+        };
+        let compared = cancel.watch(|| comparison.compare(&self.spec, step));
         let compared = cancel.outcome(compared)?;
         Ok(StepReport {
             step: step.name.clone(),
