@@ -303,7 +303,7 @@ impl BuildForecast {
         let mut open: Vec<usize> = (0..waiting.len())
             .filter(|at| waiting[*at] == 0 && is_over(*at))
             .collect();
-        let mut now = 0;
+        let mut now: u64 = 0;
         loop {
             while let Some(at) = open.pop() {
                 for next in &self.work[at].needed_by {
@@ -322,7 +322,7 @@ impl BuildForecast {
             while running.len() < jobs
                 && let Some((_, Reverse(at))) = ready.pop()
             {
-                running.push(Reverse((now + micros(seconds[at]), at)));
+                running.push(Reverse((now.saturating_add(micros(seconds[at])), at)));
             }
             let Some(Reverse((end, at))) = running.pop() else {
                 return now as f64 / 1e6;

@@ -205,4 +205,7 @@ fn nothing_makes_it_panic() {
     for jobs in [0, 1, 1000] {
         forecast.left(seconds(0), usize::MAX, jobs);
     }
+    let graph = BuildGraph::parse("build a: cc\nbuild b: cc a\n").unwrap();
+    let forecast = BuildForecast::new(graph, None, "", |_| Some(u64::MAX), |_| false);
+    forecast.left(seconds(0), 0, 1);
 }
