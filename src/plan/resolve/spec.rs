@@ -84,6 +84,10 @@ pub(crate) fn draft(
     }
     resolver.fit();
     resolver.refused()?;
+    if !resolver.is_short() {
+        // Nobody uses the keys of a refused profile, and hashing so much text takes seconds.
+        steps.clear();
+    }
     let targets = resolver.scope.targets.clone();
     let resources = resolver.resources();
     let chosen = &resolver.chosen;
