@@ -2,21 +2,20 @@
 
 mod show;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use clap::Args;
 use serde::Serialize;
 
 use crate::engine::choose::is_nspawn_installed;
 use crate::execute::{BlockedResults, EMPTIED};
-use crate::plan::record::{self, Record};
-use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
-use crate::plan::savings::{self, Figure, StartingPoint};
+use crate::plan::record::Record;
+use crate::plan::resolve::{Engine, Volume, VolumeKind};
+use crate::plan::savings::{self, StartingPoint};
 use crate::plan::{Action, Observed, Plan, PlanStep, Volumes, plan as decide};
 use crate::rocm::gpu;
 use crate::store::Store;
 use crate::sys::error::{Kind, Result};
-use crate::sys::name::StepName;
 use crate::sys::signals::Signals;
 use crate::ui::Format;
 use crate::up::context::Context;
@@ -99,11 +98,7 @@ pub(crate) fn show_plan(
     if let (Some(store), Some(image)) = (&store, gathered.inputs.image.key()) {
         notes.extend(gpu_code::notes(store, &spec, plan.start.as_ref(), image));
     }
-    let recorded = match &store {
-        Some(store) => recorded(store, &spec)?,
-        None => BTreeMap::new(),
-    };
-    let ways = savings::starting_points(&selection.profile, &spec, &recorded);
+    let ways = savings::starting_points(&selection.profile, &spec, &selection.past);
     let gpu = selection
         .gpu
         .as_ref()
@@ -245,34 +240,4 @@ struct PlanReport<'a> {
     /// Steps of other variants or starting points.
     #[serde(skip)]
     other_choices: BTreeSet<&'a str>,
-}
-
-/// Returns the recorded cost of this profile's steps on this machine, by step.
-fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<StepName, Figure>> {
-    let mut found = BTreeMap::new();
-    for env in store.envs()? {
-        let Ok(Some(record)) = store.record(&env) else {
-            continue;
-        };
-        let own = record.profile == spec.profile;
-        let same = |ran: &record::StepRecord| {
-            let step = spec.step(&ran.name);
-            own || step.is_some_and(|step| ran.key.as_ref() == Some(&step.key))
-        };
-        for step in &record.steps {
-            if step.outcome == record::Outcome::Done
-                && let Some(cost) = step.cost.filter(|_| same(step))
-            {
-                let figure = Figure {
-                    step: step.name.clone(),
-                    seconds: Some(cost.wall_ms.div_ceil(1000)),
-                    limit: false,
-                    disk: u64::try_from(cost.disk_delta).ok(),
-                    source: format!("env {env}, on this machine"),
-                };
-                found.insert(step.name.clone(), figure);
-            }
-        }
-    }
-    Ok(found)
 }

@@ -1,11 +1,13 @@
 //! Owns the savings of starting from prebuilt parts: a pure function of the profile, the resolved spec, and known costs
 //! of its steps. Figures are measured on this machine or published; nothing is guessed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::plan::jobs::Past;
+use crate::plan::record::Outcome;
 use crate::plan::resolve::Spec;
 use crate::profile::{FROM_SOURCE, Profile, Step};
 use crate::sys::name::StepName;
@@ -56,13 +58,9 @@ impl StartingPoint {
     }
 }
 
-/// Compares every starting point of a profile with building from source. `recorded` holds this machine's figures, by
-/// step.
-pub(crate) fn starting_points(
-    profile: &Profile,
-    spec: &Spec,
-    recorded: &BTreeMap<StepName, Figure>,
-) -> Vec<StartingPoint> {
+/// Compares every starting point of a profile with building from source. `past` holds the profile's runs on this
+/// machine, oldest first.
+pub(crate) fn starting_points(profile: &Profile, spec: &Spec, past: &[Past]) -> Vec<StartingPoint> {
     let mut points = Vec::new();
     // A variant or a release may change the total.
     let whole = match spec.from == FROM_SOURCE {
@@ -82,7 +80,7 @@ pub(crate) fn starting_points(
             leaves_out: without.iter().map(|step| step.name.clone()).collect(),
             figures: without
                 .iter()
-                .filter_map(|step| figure(step, recorded))
+                .filter_map(|step| figure(step, past))
                 .collect(),
             disk: choice.disk,
             disk_saved: whole
@@ -120,20 +118,32 @@ fn in_variant(step: &Step, variant: Option<&str>) -> bool {
 }
 
 /// Returns a step's figure; prefers this machine's to the published one.
-fn figure(step: &Step, recorded: &BTreeMap<StepName, Figure>) -> Option<Figure> {
-    let published = step.published.as_ref().map(|published| Figure {
+fn figure(step: &Step, past: &[Past]) -> Option<Figure> {
+    let done = |run: &&Past| run.outcome == Outcome::Done && run.step == step.name;
+    let measured = past.iter().rfind(done).map(|run| Figure {
         step: step.name.clone(),
-        seconds: published.time.as_ref().map(Duration::as_secs),
-        limit: published.limit,
-        disk: published.disk,
-        source: published.source.clone(),
+        seconds: Some(run.cost.wall_ms.div_ceil(1000)),
+        limit: false,
+        disk: u64::try_from(run.cost.disk_delta).ok(),
+        source: format!("env {}, on this machine", run.env),
     });
-    recorded.get(&step.name).cloned().or(published)
+    let published = || {
+        let published = step.published.as_ref()?;
+        Some(Figure {
+            step: step.name.clone(),
+            seconds: published.time.as_ref().map(Duration::as_secs),
+            limit: published.limit,
+            disk: published.disk,
+            source: published.source.clone(),
+        })
+    };
+    measured.or_else(published)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::record::Cost;
     use crate::profile::from_text;
 
     const TEXT: &str = r#"
@@ -177,17 +187,26 @@ run = "x"
         let profile = from_text("p", TEXT).unwrap();
         let spec =
             crate::plan::resolve::resolve(&profile, &crate::plan::resolve::tests_inputs()).unwrap();
-        let recorded = [(
-            "libs".into(),
-            Figure {
-                step: "libs".into(),
-                seconds: Some(60),
-                limit: false,
-                disk: Some(5),
-                source: "env x on this machine".to_owned(),
+        let ran = |outcome, seconds: u64| Past {
+            time: jiff::Timestamp::UNIX_EPOCH,
+            env: "x".into(),
+            step: "libs".into(),
+            key: "libs".into(),
+            outcome,
+            jobs: 1,
+            memory: 0,
+            cost: Cost {
+                wall_ms: seconds * 1000,
+                ..Cost::default()
             },
-        )];
-        let points = starting_points(&profile, &spec, &recorded.into());
+            log: "logs/a.log".into(),
+        };
+        let past = [
+            ran(Outcome::Done, 30),
+            ran(Outcome::Done, 60),
+            ran(Outcome::Failed, 90),
+        ];
+        let points = starting_points(&profile, &spec, &past);
         let shown: Vec<_> = points
             .iter()
             .map(|point| {
@@ -209,7 +228,7 @@ run = "x"
                 ),
             ]
         );
-        assert_eq!(points[1].figures[1].source, "env x on this machine");
+        assert_eq!(points[1].figures[1].source, "env x, on this machine");
         assert_eq!(points[0].figures[0].source, "them");
     }
 }

@@ -168,7 +168,7 @@ impl Needs {
                 .collect(),
             runs: runs.len(),
             points: match spec.from == FROM_SOURCE {
-                true => savings::starting_points(profile, spec, &BTreeMap::new()),
+                true => savings::starting_points(profile, spec, &[]),
                 false => Vec::new(),
             },
             machine,
