@@ -1,12 +1,13 @@
 //! Owns the pins of a step: names, versions and digests of files that it fetched, one per line of its report. A lock
 //! file keeps them and provides them to the step's next run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use fs_err as fs;
 
+use crate::plan::resolve::differing;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Result, if_exists};
 
@@ -71,24 +72,19 @@ fn is_digest(text: &str) -> bool {
 
 /// Describes how fetched files differ from the locked pins.
 pub(crate) fn differences(step: &str, locked: &Pins, found: &Pins) -> Vec<String> {
-    let names: BTreeSet<&String> = locked.keys().chain(found.keys()).collect();
-    let differs = |name: &String| {
-        let (was, is) = (locked.get(name), found.get(name));
-        let version = |text: &String| text.split(' ').next().unwrap_or_default().to_owned();
-        match (was, is) {
-            (Some(was), Some(is)) if was == is => None,
-            (Some(was), Some(is)) if version(was) == version(is) => Some(format!(
-                "`{name}` {} of step `{step}` differs from the locked content",
-                version(is)
-            )),
-            (was, is) => Some(format!(
-                "`{name}` of step `{step}` is {} in the lock file, but {} was installed",
-                was.map_or_else(|| "not".to_owned(), version),
-                is.map_or_else(|| "nothing".to_owned(), version)
-            )),
-        }
+    let version = |text: &String| text.split(' ').next().unwrap_or_default().to_owned();
+    let differs = |name: &String| match (locked.get(name), found.get(name)) {
+        (Some(was), Some(is)) if version(was) == version(is) => format!(
+            "`{name}` {} of step `{step}` differs from the locked content",
+            version(is)
+        ),
+        (was, is) => format!(
+            "`{name}` of step `{step}` is {} in the lock file, but {} was installed",
+            was.map_or_else(|| "not".to_owned(), version),
+            is.map_or_else(|| "nothing".to_owned(), version)
+        ),
     };
-    names.into_iter().filter_map(differs).collect()
+    differing(locked, found).map(differs).collect()
 }
 
 #[cfg(test)]

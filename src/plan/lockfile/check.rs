@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::steps::words;
-use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile};
+use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile, sums};
 use crate::image::fetch::without_login;
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
@@ -214,11 +214,6 @@ pub(crate) fn hooks(lock: &Lockfile, now: &BTreeMap<String, String>) -> Vec<Stri
 
 /// Compares the files that rockenv itself fetches.
 pub(crate) fn fetched(lock: &Lockfile, now: &BTreeMap<String, Fetched>) -> Vec<String> {
-    let sums = |files: &BTreeMap<String, Fetched>| {
-        let sums = files.iter();
-        sums.map(|(name, file)| (name.clone(), file.sha256.clone()))
-            .collect::<BTreeMap<_, _>>()
-    };
     named("fetched file", &sums(&lock.fetched), &sums(now))
 }
 

@@ -1,12 +1,13 @@
 //! Owns comparing two lock files, for display and as data.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-use super::{Lockfile, steps};
+use super::{Lockfile, steps, sums};
 use crate::image::fetch::without_login;
+use crate::plan::resolve;
 
 /// What happened to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -39,6 +40,30 @@ pub(crate) struct LockChange {
     /// For a step without own differences: the step before or the image, as `step NAME`, that caused the change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follows: Option<String>,
+}
+
+impl LockChange {
+    /// Describes a value that was added, removed or changed.
+    pub(super) fn new(
+        kind: &'static str,
+        name: &str,
+        from: Option<String>,
+        to: Option<String>,
+    ) -> Self {
+        Self {
+            kind,
+            name: name.to_owned(),
+            change: match (&from, &to) {
+                (None, _) => Verb::Added,
+                (_, None) => Verb::Removed,
+                _ => Verb::Changed,
+            },
+            from,
+            to,
+            own: Vec::new(),
+            follows: None,
+        }
+    }
 }
 
 /// Kind of a choice made for `lock`. Its name is enough for display.
@@ -81,7 +106,6 @@ pub(crate) fn describe(changes: &[LockChange]) -> Vec<String> {
 
 /// Returns the changes from `a` to `b`, in the order of the file. Ignores facts about a machine.
 pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
-    let mut found = Vec::new();
     let pairs = |pairs: &[(&str, String)]| {
         pairs
             .iter()
@@ -99,8 +123,8 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
             ("build-user", lock.build_user.clone()),
         ])
     };
-    compare(&mut found, CHOICE, &chosen(a), &chosen(b));
-    compare(&mut found, "parameter", &a.params, &b.params);
+    let mut found = compare(CHOICE, &chosen(a), &chosen(b));
+    found.extend(compare("parameter", &a.params, &b.params));
     let image = |lock: &Lockfile| {
         pairs(&[
             ("name", lock.image.name.clone()),
@@ -110,9 +134,9 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
             ("snapshot", lock.image.snapshot.clone().unwrap_or_default()),
         ])
     };
-    compare(&mut found, "image", &image(a), &image(b));
-    compare(&mut found, "image variable", &a.image.env, &b.image.env);
-    compare(&mut found, "package", &a.image.packages, &b.image.packages);
+    found.extend(compare("image", &image(a), &image(b)));
+    found.extend(compare("image variable", &a.image.env, &b.image.env));
+    found.extend(compare("package", &a.image.packages, &b.image.packages));
     let sources = |lock: &Lockfile| {
         let sources = lock.source.iter().map(|(name, source)| {
             let at = source.commit.clone().or_else(|| source.content.clone());
@@ -120,7 +144,7 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
         });
         sources.collect::<BTreeMap<_, _>>()
     };
-    compare(&mut found, "source", &sources(a), &sources(b));
+    found.extend(compare("source", &sources(a), &sources(b)));
     let places = |lock: &Lockfile| {
         let sources = lock.source.iter().map(|(name, source)| {
             let rev = source.rev.as_ref().map(|rev| format!(" {rev}"));
@@ -129,20 +153,15 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
         });
         sources.collect::<BTreeMap<_, _>>()
     };
-    let (old, new) = (places(a), places(b));
-    // Only entries in both files: added and removed ones are reported already.
-    let both = |these: &BTreeMap<String, String>, those: &BTreeMap<String, String>| {
-        let mut these = these.clone();
-        these.retain(|name, _| those.contains_key(name));
-        these
-    };
-    compare(
-        &mut found,
-        "source from",
-        &both(&old, &new),
-        &both(&new, &old),
-    );
-    hide_logins(&mut found);
+    let moved = compare("source from", &places(a), &places(b)).into_iter();
+    // Added and removed sources are reported already.
+    let moved = moved.filter(|change| change.change == Verb::Changed);
+    // A changed password is a change, but is not shown.
+    found.extend(moved.map(|change| LockChange {
+        from: change.from.as_deref().map(without_login),
+        to: change.to.as_deref().map(without_login),
+        ..change
+    }));
     let submodules = |lock: &Lockfile| {
         flat(
             lock.source
@@ -150,15 +169,9 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
                 .map(|(name, source)| (name, &source.submodules)),
         )
     };
-    compare(&mut found, "submodule", &submodules(a), &submodules(b));
-    compare(&mut found, "hook", &a.hooks, &b.hooks);
-    let fetched = |lock: &Lockfile| {
-        let files = lock.fetched.iter();
-        files
-            .map(|(name, file)| (name.clone(), file.sha256.clone()))
-            .collect::<BTreeMap<_, _>>()
-    };
-    compare(&mut found, "fetched", &fetched(a), &fetched(b));
+    found.extend(compare("submodule", &submodules(a), &submodules(b)));
+    found.extend(compare("hook", &a.hooks, &b.hooks));
+    found.extend(compare("fetched", &sums(&a.fetched), &sums(&b.fetched)));
     let files = |lock: &Lockfile| {
         let files = lock.files.iter().flat_map(|(cache, files)| {
             files
@@ -167,25 +180,16 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
         });
         files.collect::<BTreeMap<_, _>>()
     };
-    compare(&mut found, "file", &files(a), &files(b));
+    found.extend(compare("file", &files(a), &files(b)));
     let pins = |lock: &Lockfile| flat(lock.steps.iter().map(|step| (&step.name, &step.pins)));
-    compare(&mut found, "installed", &pins(a), &pins(b));
+    found.extend(compare("installed", &pins(a), &pins(b)));
     let prints = |lock: &Lockfile| {
         let left = lock.steps.iter();
         flat(left.filter_map(|step| Some((&step.name, &step.prints.as_ref()?.artifacts))))
     };
-    compare(&mut found, "fingerprint", &prints(a), &prints(b));
+    found.extend(compare("fingerprint", &prints(a), &prints(b)));
     found.extend(steps::changes(a, b));
     found
-}
-
-/// Hides passwords in URLs. A changed password still counts as a change.
-fn hide_logins(found: &mut [LockChange]) {
-    for change in found.iter_mut().filter(|one| one.kind == "source from") {
-        for place in [&mut change.from, &mut change.to] {
-            *place = place.as_deref().map(without_login);
-        }
-    }
 }
 
 fn flat<'a, Name: fmt::Display + 'a>(
@@ -200,31 +204,15 @@ fn flat<'a, Name: fmt::Display + 'a>(
 }
 
 fn compare(
-    found: &mut Vec<LockChange>,
     kind: &'static str,
     old: &BTreeMap<String, String>,
     new: &BTreeMap<String, String>,
-) {
-    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    for name in names {
-        let (from, to) = (old.get(name), new.get(name));
-        if from == to {
-            continue;
-        }
-        found.push(LockChange {
-            kind,
-            name: name.clone(),
-            change: match (from, to) {
-                (None, _) => Verb::Added,
-                (_, None) => Verb::Removed,
-                _ => Verb::Changed,
-            },
-            from: from.cloned(),
-            to: to.cloned(),
-            own: Vec::new(),
-            follows: None,
-        });
-    }
+) -> Vec<LockChange> {
+    let change = |name: &String| {
+        let value = |values: &BTreeMap<String, String>| values.get(name).cloned();
+        LockChange::new(kind, name, value(old), value(new))
+    };
+    resolve::differing(old, new).map(change).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use nix::errno::Errno;
@@ -10,7 +10,7 @@ use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::Mode;
 
 use super::{Lockfile, VERSION};
-use crate::plan::ids::Sha256Hex;
+use crate::plan::ids::{PathBelow, Sha256Hex};
 use crate::profile::Origin;
 use crate::rocm::target::Target;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
@@ -90,7 +90,7 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
             digest.escape_debug()
         )));
     }
-    if let Some(path) = file.paths().find(|path| !is_inside(path)) {
+    if let Some(path) = file.paths().find(|path| path.parse::<PathBelow>().is_err()) {
         let path = path.escape_debug();
         return Err(bad(&format!("`{path}` is not a path inside a volume")));
     }
@@ -99,12 +99,6 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
         return Err(bad(&error));
     }
     Ok(file)
-}
-
-/// Returns whether a path stays below the directory that it is joined to.
-fn is_inside(path: &str) -> bool {
-    let mut parts = Path::new(path).components();
-    !path.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
 impl Lockfile {

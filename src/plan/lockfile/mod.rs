@@ -224,6 +224,13 @@ pub struct Fetched {
     pub sha256: String,
 }
 
+/// Returns the digests of fetched files, by name.
+fn sums(files: &BTreeMap<String, Fetched>) -> BTreeMap<String, String> {
+    let sums = files.iter();
+    sums.map(|(name, file)| (name.clone(), file.sha256.clone()))
+        .collect()
+}
+
 /// A file in a cache: fetched by rockenv, or written by a step, in which case only its digest is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]

@@ -3,27 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use super::diff::{LockChange, Verb};
+use super::diff::LockChange;
 use super::{LockedStep, Lockfile};
 use crate::plan::resolve;
 
 /// Returns the steps that are in only one file or have other keys: removed ones first, then the others in order.
 pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let change = |name: &str, old: Option<&LockedStep>, new: Option<&LockedStep>| {
-        let key = |step: Option<&LockedStep>| step.map(|step| step.key.as_str().to_owned());
-        LockChange {
-            kind: "step",
-            name: name.to_owned(),
-            change: match (old, new) {
-                (None, _) => Verb::Added,
-                (_, None) => Verb::Removed,
-                _ => Verb::Changed,
-            },
-            from: key(old),
-            to: key(new),
-            own: Vec::new(),
-            follows: None,
-        }
+        let key = |step: &LockedStep| step.key.to_string();
+        LockChange::new("step", name, old.map(key), new.map(key))
     };
     let gone = a.steps.iter().filter(|step| b.step(&step.name).is_none());
     let mut found: Vec<LockChange> = gone
