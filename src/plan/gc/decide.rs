@@ -11,6 +11,7 @@ use super::policy::Limits;
 use super::roots::Roots;
 use super::units::{Unit, guess, units};
 use super::{GcItem, GcTarget, Inventory, Plan, Rule, age};
+use crate::ui::size;
 
 /// Decides what to remove. `asked` is the number of bytes that the user wants freed in any case.
 pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
@@ -156,7 +157,7 @@ impl Decider {
                         rule: Rule::CacheMax,
                         reason: format!(
                             "{} over its maximum: `{}` in env {env} {how}",
-                            crate::ui::size::bytes(over),
+                            size::bytes(over),
                             kind.tool()
                         ),
                     });
@@ -223,10 +224,7 @@ impl Decider {
                 }
                 let unit = &self.units[at];
                 let per = unit.bytes / unit.rebuild_ms.max(1).div_ceil(1000);
-                let reason = format!(
-                    "{} for each second of rebuild time",
-                    crate::ui::size::bytes(per)
-                );
+                let reason = format!("{} for each second of rebuild time", size::bytes(per));
                 freed += unit.bytes;
                 self.take(at, rule, reason);
             }
@@ -282,6 +280,11 @@ impl Decider {
         taken
     }
 
+    fn staying(&self) -> impl Iterator<Item = &Unit> {
+        let units = self.units.iter().zip(&self.gone);
+        units.filter(|(_, gone)| !**gone).map(|(unit, _)| unit)
+    }
+
     /// Counts removable layers that free nothing because a service stores them on another file system.
     fn elsewhere(&self, inventory: &Inventory) -> usize {
         let kept = |unit: &Unit| match &unit.what {
@@ -292,36 +295,30 @@ impl Decider {
             }
             _ => false,
         };
-        let left = self
-            .units
-            .iter()
-            .zip(&self.gone)
-            .filter(|(_, gone)| !**gone);
-        left.filter(|(unit, _)| kept(unit)).count()
+        self.staying().filter(|unit| kept(unit)).count()
     }
 
     /// Returns a note on the layers that stay because they arrived recently.
     fn pulled(&self, limits: &Limits) -> Option<String> {
-        let left = self
-            .units
-            .iter()
-            .zip(&self.gone)
-            .filter(|(unit, gone)| matches!(unit.what, GcTarget::Pulled { .. }) && !**gone);
-        let bytes: Vec<u64> = left.map(|(unit, _)| unit.bytes).collect();
+        let pulled = |unit: &&Unit| matches!(unit.what, GcTarget::Pulled { .. });
+        let bytes: Vec<u64> = self
+            .staying()
+            .filter(pulled)
+            .map(|unit| unit.bytes)
+            .collect();
         let until = limits.older_than.map_or_else(String::new, |limit| {
             format!(" for {} after they arrived", days(limit))
         });
         (!bytes.is_empty()).then(|| {
             format!(
                 "kept{until}, unless space is short: {} ({}) that no env needs yet",
-                crate::ui::size::count(bytes.len(), "pulled or imported snapshot"),
-                crate::ui::size::bytes(bytes.iter().sum()),
+                size::count(bytes.len(), "pulled or imported snapshot"),
+                size::bytes(bytes.iter().sum()),
             )
         })
     }
 
     fn finish(mut self, inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
-        let size = crate::ui::size::bytes;
         self.plan.spare = self.left;
         self.plan.notes.extend(inventory.notes.iter().cloned());
         self.plan.notes.extend(self.pulled(limits));
@@ -332,8 +329,8 @@ impl Decider {
         self.plan.missing = goal.saturating_sub(will_be);
         let few = format!(
             "only {} can be rebuilt (`keep-at-least` is {})",
-            size(self.left),
-            size(limits.keep_at_least)
+            size::bytes(self.left),
+            size::bytes(limits.keep_at_least)
         );
         if self.plan.missing > 0 {
             let floor = asked.is_none() && limits.keep_at_least > 0;
@@ -344,7 +341,7 @@ impl Decider {
             };
             self.plan.notes.push(format!(
                 "{} short: {why}; `rockenv du` shows disk usage, `rockenv rm ENV` and `rockenv cache clear` free more",
-                size(self.plan.missing)
+                size::bytes(self.plan.missing)
             ));
         }
         let elsewhere = self.elsewhere(inventory);
@@ -362,7 +359,7 @@ impl Decider {
             };
             self.plan.notes.push(format!(
                 "the store stays larger than `keep-at-most` ({}): {why}",
-                size(most)
+                size::bytes(most)
             ));
         }
         self.plan
@@ -479,7 +476,7 @@ impl Eq for Candidate {}
 /// Formats a time in whole days, or exactly if it is shorter than one.
 fn days(time: Duration) -> String {
     match time.as_secs() / 86_400 {
-        0 => crate::ui::size::duration(time),
-        days => crate::ui::size::count(days, "day"),
+        0 => size::duration(time),
+        days => size::count(days, "day"),
     }
 }

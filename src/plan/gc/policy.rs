@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::plan::resolve::seconds;
 use crate::profile::{shorten, value};
 use crate::sys::error::Result;
 
@@ -182,17 +183,11 @@ impl Policy {
             parsed.map_err(|bad| wrong.push(bad)).ok()
         }
         let mut policy = preset.or(table.preset).unwrap_or_default().policy();
-        policy.keep_at_most = good(wrong, table.keep_at_most.as_ref(), |text| {
-            amount("keep-at-most", text)
-        });
-        policy.keep_at_least = good(wrong, table.keep_at_least.as_ref(), |text| {
-            amount("keep-at-least", text)
-        })
-        .unwrap_or(policy.keep_at_least);
-        policy.min_free = good(wrong, table.min_free.as_ref(), |text| {
-            amount("min-free", text)
-        })
-        .unwrap_or(policy.min_free);
+        let mut size = |key, text: Option<&String>| good(wrong, text, |text| amount(key, text));
+        policy.keep_at_most = size("keep-at-most", table.keep_at_most.as_ref());
+        policy.keep_at_least =
+            size("keep-at-least", table.keep_at_least.as_ref()).unwrap_or(policy.keep_at_least);
+        policy.min_free = size("min-free", table.min_free.as_ref()).unwrap_or(policy.min_free);
         policy.older_than =
             good(wrong, table.older_than.as_ref(), age).unwrap_or(policy.older_than);
         policy.keep_last = table.keep_last.unwrap_or(policy.keep_last);
@@ -231,18 +226,10 @@ pub(crate) struct Limits {
     /// Bytes to keep free.
     pub min_free: u64,
     /// Time without use after which an item goes.
-    #[serde(serialize_with = "seconds")]
+    #[serde(serialize_with = "seconds::serialize")]
     pub older_than: Option<Duration>,
     /// Newest snapshots of steps that each env keeps.
     pub keep_last: usize,
-}
-
-#[expect(clippy::ref_option, reason = "serde's signature")]
-fn seconds<S: serde::Serializer>(
-    age: &Option<Duration>,
-    serializer: S,
-) -> std::result::Result<S::Ok, S::Error> {
-    age.map(|age| age.as_secs()).serialize(serializer)
 }
 
 fn bad(key: &str, why: impl Into<String>) -> Bad {

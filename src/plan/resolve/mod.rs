@@ -303,23 +303,22 @@ fn from_source() -> String {
     crate::profile::FROM_SOURCE.to_owned()
 }
 
-mod seconds {
+/// Saves a time in seconds.
+pub(crate) mod seconds {
     use std::time::Duration;
 
-    use serde::{Deserialize as _, Deserializer, Serializer};
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
     #[expect(clippy::ref_option, reason = "serde's signature")]
-    pub(super) fn serialize<S: Serializer>(
+    pub(crate) fn serialize<S: Serializer>(
         duration: &Option<Duration>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        match duration {
-            Some(duration) => serializer.serialize_u64(duration.as_secs()),
-            None => serializer.serialize_none(),
-        }
+        let seconds = duration.map(|duration| duration.as_secs());
+        seconds.serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
         let seconds = Option::<u64>::deserialize(deserializer)?;
