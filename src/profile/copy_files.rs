@@ -220,17 +220,20 @@ impl Reader<'_> {
         while let Some(found) = left.pop() {
             let content = match found {
                 DirEntry::Dir(dir) => {
+                    self.count(0)?;
                     left.extend(dir.entries());
                     CopiedFile::Dir
                 }
-                DirEntry::File(file) => CopiedFile::File {
-                    // The mode is not compiled in: such a file is executable if it names its interpreter, and a test
-                    // enforces this for the repository's files.
-                    executable: file.contents().starts_with(b"#!"),
-                    bytes: file.contents().to_vec(),
-                },
+                DirEntry::File(file) => {
+                    self.count(file.contents().len() as u64)?;
+                    CopiedFile::File {
+                        // The mode is not compiled in: such a file is executable if it names its interpreter, and a
+                        // test enforces this for the repository's files.
+                        executable: file.contents().starts_with(b"#!"),
+                        bytes: file.contents().to_vec(),
+                    }
+                }
             };
-            self.count(size(&content))?;
             let inside = found.path().strip_prefix(path).unwrap_or(found.path());
             entries.push(CopyEntry {
                 path: inside.to_owned(),
@@ -311,13 +314,6 @@ impl Reader<'_> {
 struct Base<'a> {
     root: BorrowedFd<'a>,
     dir: &'a Path,
-}
-
-fn size(content: &CopiedFile) -> u64 {
-    match content {
-        CopiedFile::File { bytes, .. } => bytes.len() as u64,
-        CopiedFile::Dir | CopiedFile::Link(_) => 0,
-    }
 }
 
 fn explain(path: &Path, errno: nix::Error) -> String {

@@ -13,7 +13,7 @@ use miette::{
 use super::load::Origin;
 use super::value::Refused;
 use crate::sys::error::Error;
-use crate::sys::span::Place;
+use crate::sys::span::{self, Place};
 use crate::sys::suggest;
 
 #[derive(Debug)]
@@ -48,8 +48,7 @@ impl Sources {
     /// Returns a place as `FILE:LINE`, for a message about another place.
     pub(crate) fn line(&self, place: &Place) -> String {
         let file = self.file(place);
-        let before = &file.text.as_bytes()[..file.bytes(place).start];
-        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        let line = span::line(&file.text, file.bytes(place).start);
         format!("{}:{line}", file.origin)
     }
 }

@@ -7,9 +7,7 @@ use super::{Action, BIN, Origin, Profile, VolumeKind, input};
 pub(crate) fn advice(profile: &Profile) -> Vec<String> {
     let mut advice = Vec::new();
     for (name, value) in &profile.env {
-        let facts = ["target", "targets", "target.override"];
-        let depends = |piece: &TextPart<'_>| matches!(piece, TextPart::Reference(name, _) if facts.contains(name));
-        if pieces(value).iter().any(depends) {
+        if mentions(value, &["target", "targets", "target.override"]) {
             advice.push(format!(
                 "[env] {name} depends on the target, so targets share no step: give it to the steps that need it"
             ));
@@ -29,23 +27,22 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
         }
     }
     advice.extend(unlimited(profile));
-    let named = |name: &str| {
-        let texts = profile.steps.iter().flat_map(|step| step.env.values());
-        let scripts = profile.steps.iter().filter_map(|step| match &step.action {
-            Action::Run { script, .. } => Some(script),
-            Action::Packages(_) | Action::Copy(_) | Action::Export(_) => None,
-        });
-        let all = texts.chain(scripts).chain(profile.env.values());
-        all.into_iter().any(|text| {
-            pieces(text)
-                .iter()
-                .any(|piece| matches!(piece, TextPart::Reference(other, _) if *other == name))
-        })
-    };
-    if named("jobs") && profile.resources.memory_per_job.is_none() {
+    let texts = profile.steps.iter().flat_map(|step| step.env.values());
+    let scripts = profile.steps.iter().filter_map(|step| match &step.action {
+        Action::Run { script, .. } => Some(script),
+        Action::Packages(_) | Action::Copy(_) | Action::Export(_) => None,
+    });
+    let mut all = texts.chain(scripts).chain(profile.env.values());
+    if profile.resources.memory_per_job.is_none() && all.any(|text| mentions(text, &["jobs"])) {
         advice.push("`${jobs}` is used, but [resources] has no `memory-per-job`: the number of jobs will be the number of cores".to_owned());
     }
     advice
+}
+
+/// Returns whether a text refers to one of these names.
+fn mentions(text: &str, names: &[&str]) -> bool {
+    let refers = |piece: &TextPart<'_>| matches!(piece, TextPart::Reference(name, _) if names.contains(name));
+    pieces(text).iter().any(refers)
 }
 
 /// Returns advice about variables that take a build away from the machine's job slots.

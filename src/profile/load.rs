@@ -118,10 +118,11 @@ pub(crate) fn from_text(name: &str, text: &str) -> Result<Profile> {
 
 /// Returns whether the argument means a file: names contain neither a slash nor `.toml`.
 pub(crate) fn is_path(argument: &str) -> bool {
-    argument.contains('/')
-        || Path::new(argument)
-            .extension()
-            .is_some_and(|end| end == "toml")
+    argument.contains('/') || is_toml(argument)
+}
+
+fn is_toml(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|end| end == "toml")
 }
 
 /// Returns the names of all profiles that `load` finds by name, sorted.
@@ -246,11 +247,11 @@ fn stem(origin: &Origin) -> Result<String> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     match value::name("profile", &stem) {
         Ok(()) => Ok(stem.into_owned()),
-        Err(refused) => Err(invalid!("{origin}: {}", refused.message).help(format!(
-            "rename the file: {}.toml with {}",
-            "NAME",
-            refused.help.unwrap_or_default()
-        ))),
+        Err(refused) => {
+            let rule = refused.help.unwrap_or_default();
+            Err(invalid!("{origin}: {}", refused.message)
+                .help(format!("rename the file: NAME.toml with {rule}")))
+        }
     }
 }
 
@@ -331,10 +332,7 @@ fn parent(
         |message: String, label: &str| Box::new(Problem::new(&extends.place, message, label));
     let shown = shorten(extends);
     let own = &sources.file(&extends.place).origin;
-    let found = if Path::new(&extends.value)
-        .extension()
-        .is_some_and(|end| end == "toml")
-    {
+    let found = if is_toml(extends) {
         let Origin::File(path) = own else {
             return Err(problem(
                 "a built-in profile extends by name".to_owned(),

@@ -350,6 +350,10 @@ pub(crate) fn finish(late: &str, facts: &Facts) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
     fn facts(jobs: u32, memory: u64) -> Facts {
         Facts {
             jobs,
@@ -358,18 +362,6 @@ mod tests {
             memory,
         }
     }
-
-    #[test]
-    fn jobs_of_each_kind_are_put_in_late() {
-        let late = Scope::default()
-            .expand_for_runtime("${jobs} ${link-jobs} ${tensile-jobs}", 0)
-            .unwrap();
-        assert_eq!(finish(&late, &facts(8, 0)), "8 3 2");
-    }
-
-    use proptest::prelude::*;
-
-    use super::*;
 
     fn scope(targets: &[&str]) -> Scope {
         Scope {
@@ -445,6 +437,8 @@ mod tests {
             .unwrap();
         assert_eq!(text, "-j${jobs} -m${memory} $${x} ${$}${jobs} gfx1103");
         assert_eq!(finish(&text, &facts(8, 1024)), "-j8 -m1024 ${x} $8 gfx1103");
+        let links = Scope::default().expand_for_runtime("${link-jobs} ${tensile-jobs}", 0);
+        assert_eq!(finish(&links.unwrap(), &facts(8, 0)), "3 2");
     }
 
     #[test]

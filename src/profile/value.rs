@@ -2,6 +2,7 @@
 //!
 //! For an invalid value each function returns a sentence for a person; the caller adds the place.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -279,17 +280,9 @@ pub(crate) fn exported(text: &str) -> Result<()> {
 /// Checks a destination in the env, which must not be below the engine's own mounts.
 pub(crate) fn destination(text: &str) -> Result<()> {
     inside(text)?;
-    let below = |dir: &str| {
-        text == dir
-            || text
-                .strip_prefix(dir)
-                .is_some_and(|rest| rest.starts_with('/'))
-    };
-    let taken = text == "/"
-        || ["/proc", "/sys", "/dev", "/run/rockenv"]
-            .into_iter()
-            .any(below)
-        || matches!(text, "/run" | "/tmp");
+    let engines = ["/proc", "/sys", "/dev", "/run/rockenv"];
+    let taken = engines.iter().any(|dir| Path::new(text).starts_with(dir))
+        || matches!(text, "/" | "/run" | "/tmp");
     match taken {
         false => Ok(()),
         true => Err(Refused::new(format!("`{}` belongs to the engine", shorten(text)))
@@ -347,23 +340,15 @@ pub(crate) fn git_url(text: &str) -> Result<()> {
     {
         return Ok(());
     }
-    match text.split_once(':') {
-        Some((host, path)) => {
-            let (user, host) = host.split_once('@').ok_or_else(bad)?;
-            let word = |text: &str| {
-                !text.starts_with('-')
-                    && !text.is_empty()
-                    && text.chars().all(|letter| {
-                        letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_')
-                    })
-            };
-            if word(user) && word(host) && !path.is_empty() && !path.starts_with(':') {
-                Ok(())
-            } else {
-                Err(bad())
-            }
-        }
-        None => Err(bad()),
+    let (login, path) = text.split_once(':').ok_or_else(bad)?;
+    let (user, host) = login.split_once('@').ok_or_else(bad)?;
+    let word = |text: &str| {
+        let fine = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+        !text.starts_with('-') && !text.is_empty() && text.chars().all(fine)
+    };
+    match word(user) && word(host) && !path.is_empty() && !path.starts_with(':') {
+        true => Ok(()),
+        false => Err(bad()),
     }
 }
 
