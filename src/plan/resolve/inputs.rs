@@ -20,7 +20,7 @@ pub(crate) struct Inputs {
     pub env_name: Option<String>,
     /// Name of the env instead of `<profile>` or `<profile>-<targets>`.
     pub stem: Option<String>,
-    /// Targets instead of the profile's.
+    /// Targets instead of the profile's, in the order of the table, without duplicates.
     pub targets: Vec<Target>,
     /// Configured targets of all envs on this machine: `${machine.targets}` is these plus the env's own.
     pub machine_targets: Vec<Target>,

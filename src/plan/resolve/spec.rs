@@ -58,7 +58,7 @@ pub(crate) fn draft(
         inputs.env_name.as_deref(),
         inputs.stem.as_deref(),
         &profile.name,
-        &resolver.asked,
+        &inputs.targets,
         &inputs.choices(profile),
     )?;
     let image = resolver.chosen.image()?;
@@ -133,8 +133,6 @@ struct Resolver<'a> {
     profile: &'a Profile,
     inputs: &'a Inputs,
     scope: Scope,
-    /// Targets from the command line, which become part of the env's name.
-    asked: Vec<Target>,
     chosen: Chosen<'a>,
     /// Bytes of all expanded texts so far, counted once for each step that uses them.
     length: usize,
@@ -150,21 +148,11 @@ impl<'a> Resolver<'a> {
         problems: &'a mut Vec<Problem>,
     ) -> Result<Self> {
         let chosen = inputs.chosen(profile)?;
-        let mut asked = inputs.targets.clone();
-        asked.sort_unstable();
-        asked.dedup();
-        let targets = match asked.is_empty() {
-            true => inputs.targets_of(profile),
-            false => asked
-                .iter()
-                .map(|target| inputs.as_declared(*target))
-                .collect(),
-        };
         Ok(Self {
             profile,
             inputs,
             scope: Scope {
-                targets,
+                targets: inputs.targets_of(profile),
                 machine: inputs
                     .machine_targets
                     .iter()
@@ -172,7 +160,6 @@ impl<'a> Resolver<'a> {
                     .collect(),
                 params: chosen.params.clone(),
             },
-            asked,
             chosen,
             length: 0,
             usage: None,
