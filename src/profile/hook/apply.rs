@@ -310,7 +310,11 @@ impl FilePatch {
         }
         Some(FileInSource::File {
             bytes: self.backward(bytes).ok()?.bytes,
-            executable: self.executable.map_or(executable, |set| !set),
+            executable: match self.executable {
+                // A deletion names the mode before it, a change the mode after it.
+                Some(set) => set == self.removes,
+                None => executable,
+            },
         })
     }
 

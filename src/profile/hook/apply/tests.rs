@@ -176,6 +176,14 @@ fn a_patch_may_touch_a_file_more_than_once() {
     assert_eq!(changes.files[Path::new("g")], write("two\n", None));
     let made = |_: &Path| Ok(file(b"two\n", false));
     assert_eq!(apply(&series, &made).unwrap().already, ["0.patch"]);
+
+    // Made executable, then removed.
+    let set = "diff --git a/g b/g\nold mode 100644\nnew mode 100755\n";
+    let remove = "diff --git a/g b/g\ndeleted file mode 100755\n--- a/g\n+++ /dev/null\n@@ -1 +0,0 @@\n-one\n";
+    let series = hook(Vec::new(), &[&format!("{set}{remove}")]);
+    assert_eq!(apply(&series, &absent).unwrap().already, ["0.patch"]);
+    let changes = apply(&series, &|_: &Path| Ok(file(b"one\n", false))).unwrap();
+    assert_eq!(changes.files[Path::new("g")], HookChange::Remove);
 }
 
 fn write(text: &str, executable: Option<bool>) -> HookChange {
