@@ -177,21 +177,15 @@ fn choice<'a>(
         ),
         _ => format!("profile `{}` has no {what} `{shown}`", profile.name),
     };
-    let error = usage!("{message}");
+    let source = (what == STARTING_POINT).then_some(FROM_SOURCE);
     let names = by_version(choices.keys().map(String::as_str));
-    Err(
-        match (suggest::closest(name, names.iter().copied()), what) {
-            (Some(close), _) => error.help(format!("did you mean `{close}`?")),
-            (None, STARTING_POINT) if names.is_empty() => {
-                error.help(format!("choose {FROM_SOURCE}"))
-            }
-            (None, STARTING_POINT) => {
-                error.help(format!("choose {FROM_SOURCE} or {}", names.join(" or ")))
-            }
-            (None, _) if names.is_empty() => error.help(format!("leave out --{what}")),
-            (None, _) => error.help(format!("choose {}", names.join(" or "))),
-        },
-    )
+    let names: Vec<&str> = source.into_iter().chain(names).collect();
+    let help = match suggest::closest(name, names.iter().copied()) {
+        Some(close) => format!("did you mean `{close}`?"),
+        None if names.is_empty() => format!("leave out --{what}"),
+        None => format!("choose {}", names.join(" or ")),
+    };
+    Err(usage!("{message}").help(help))
 }
 
 /// Sorts names by version.

@@ -161,16 +161,12 @@ impl Check<'_> {
         number: Option<At<i64>>,
         least: i64,
     ) -> Option<u64> {
-        let (value, place) = number
-            .as_ref()
-            .map(|number| (number.value, number.place.clone()))?;
-        let good: u64 = self.positive(key, number)?;
-        if value < least {
-            let refused = Refused::new(format!(
-                "`{key}` of {value} is too little to start a container"
-            ))
-            .help(format!("write {least} or more"));
-            self.refused(&place, refused);
+        let number = number?;
+        let good = self.positive(key, Some(number.clone()))?;
+        if number.value < least {
+            let message = format!("`{key}` of {number} is too little to start a container");
+            let refused = Refused::new(message).help(format!("write {least} or more"));
+            self.refused(&number.place, refused);
         }
         Some(good)
     }
@@ -196,9 +192,7 @@ impl Check<'_> {
                 TextPart::Reference(..) | TextPart::Unclosed(_) => return,
             }
         }
-        if let Err(refused) = meaning(&literal) {
-            self.refused(&text.place, refused);
-        }
+        self.accepted(&text.place, meaning(&literal));
     }
 
     /// Checks a value that must not contain references.

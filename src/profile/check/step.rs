@@ -240,10 +240,8 @@ impl Check<'_> {
             let (volume, path) = input(&name);
             if !sources().any(|source| source == volume) {
                 self.unknown("volume of kind `source` called", &name, sources());
-            } else if name.contains('/')
-                && let Err(refused) = value::beside(path)
-            {
-                self.refused(&name.place, refused);
+            } else if name.contains('/') {
+                self.accepted(&name.place, value::beside(path));
             }
             inputs.push(name.value);
         }
@@ -262,10 +260,7 @@ impl Check<'_> {
         // The step sees the innermost volume at that path.
         let found = around.max_by_key(|(volume, _)| volume.target.len());
         let found = found.filter(|(volume, _)| volume.kind == VolumeKind::Build);
-        if let Err(refused) = value::inside(at) {
-            self.refused(&at.place, refused);
-            return None;
-        }
+        self.accepted(&at.place, value::inside(at))?;
         if found.is_none() {
             let message = format!("`{}` is in no volume of kind `build`", shorten(at));
             let problem = Problem::new(&at.place, message, "here");
