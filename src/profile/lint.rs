@@ -124,16 +124,6 @@ mod tests {
     }
 
     #[test]
-    fn built_in_profiles_keep_to_the_job_slots() {
-        for listed in super::super::load::list(&[]).unwrap() {
-            let profile = super::super::load::load(&[], &listed.name).unwrap();
-            let path = profile.env.get("PATH");
-            let keeps = path.is_none_or(|value| value.split(':').next() == Some(BIN));
-            assert!(keeps, "{}", listed.name);
-        }
-    }
-
-    #[test]
     fn a_path_in_a_source_uses_the_source() {
         let text = |input: &str| {
             format!(

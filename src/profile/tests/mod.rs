@@ -177,7 +177,7 @@ fn exports_replace_none_of_each_other() {
         )
     };
     let item = |from: &str, to: &str| format!("{{ from = \"{from}\", to = \"{to}\" }}");
-    let step = |name: &str, more: &str, items: &[String]| {
+    let step = |name: &str, more: &str, items: &[&str]| {
         let items = items.join(", ");
         format!("[[step]]\nname = \"{name}\"\n{more}\nexport = [{items}]\n")
     };
@@ -187,25 +187,21 @@ fn exports_replace_none_of_each_other() {
         "when = { variant = [\"b\"] }",
     );
     for rest in [
-        step(
-            "one",
-            "",
-            &[x.clone(), item("/y/g", "d"), item("/y/f", "e")],
-        ),
-        step("one", "", std::slice::from_ref(&x)) + &step("two", "", std::slice::from_ref(&x)),
-        step("one", of_a, std::slice::from_ref(&x)) + &step("two", of_b, std::slice::from_ref(&y)),
+        step("one", "", &[&x, &item("/y/g", "d"), &item("/y/f", "e")]),
+        step("one", "", &[&x]) + &step("two", "", &[&x]),
+        step("one", of_a, &[&x]) + &step("two", of_b, &[&y]),
     ] {
         load::from_text("p", &text("", &rest)).unwrap();
     }
     for rest in [
-        step("one", "", &[x.clone(), y.clone()]),
-        step("one", "", std::slice::from_ref(&x)) + &step("two", of_a, std::slice::from_ref(&y)),
+        step("one", "", &[&x, &y]),
+        step("one", "", &[&x]) + &step("two", of_a, &[&y]),
     ] {
         let found = message(&text("", &rest));
         assert_has!(found, "two exports are named `f` in volume `d`");
         assert_has!(found, "the first one is in /p/p.toml:18");
     }
-    let found = message(&text("access = \"ro\"", &step("one", "", &[x])));
+    let found = message(&text("access = \"ro\"", &step("one", "", &[&x])));
     assert_has!(found, "volume `d` has `access = \"ro\"`");
 }
 
@@ -219,6 +215,10 @@ fn builtin_profiles_load() {
         assert_eq!(listed.problem, None);
         assert!(!listed.description.is_empty(), "{}", profile.name);
         assert_eq!(advice, Vec::<String>::new(), "{}", profile.name);
+        // There is no advice about the variables of a built-in profile.
+        let path = profile.env.get("PATH");
+        let keeps_slots = path.is_none_or(|value| value.split(':').next() == Some(BIN));
+        assert!(keeps_slots, "{}", profile.name);
     }
 }
 
