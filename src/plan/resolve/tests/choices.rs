@@ -75,6 +75,12 @@ fn a_variant_and_a_way_choose_steps_parameters_and_disk() {
             "`--from wheels` is not available in profile `p`",
             "choose source or rocm",
         ),
+        (
+            None,
+            Some("sorce"),
+            "`--from sorce` is not available in profile `p`",
+            "did you mean `source`?",
+        ),
     ] {
         let error = chosen(variant, from).unwrap_err();
         assert_eq!(
