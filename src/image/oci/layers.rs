@@ -313,7 +313,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
         fs_err::create_dir_all(at("etc")).unwrap();
-        for name in ["etc/hosts", "etc/old"] {
+        // Longer names exist in no file system, but with the mark of a deletion this one is longer.
+        let long = "n".repeat(255);
+        for name in ["etc/hosts", "etc/old", &long] {
             fs_err::write(at(name), "own").unwrap();
         }
         let mut archive = tar::Builder::new(Vec::new());
@@ -323,6 +325,7 @@ mod tests {
             "etc/hosts",
             "etc/new",
             "run/a/b",
+            &format!(".wh.{long}"),
         ];
         for name in names {
             let mut header = tar::Header::new_ustar();
@@ -349,8 +352,8 @@ mod tests {
             .unwrap();
         layers.finish().unwrap();
         let read = |name: &str| fs_err::read_to_string(at(name)).ok();
-        let found = ["etc/hosts", "etc/old", "etc/new", "run/a/b"].map(read);
+        let found = ["etc/hosts", "etc/old", "etc/new", "run/a/b", &long].map(read);
         let own = |text: &str| Some(text.to_owned());
-        assert_eq!(found, [own("own"), None, own("that"), None]);
+        assert_eq!(found, [own("own"), None, own("that"), None, None]);
     }
 }

@@ -270,16 +270,22 @@ impl<'a> Unpacker<'a> {
     /// Returns whether an entry, or the path that it deletes, must be skipped.
     fn is_left_out(&self, components: &[&[u8]]) -> bool {
         let mut path = components.to_vec();
-        if let Some(last) = path.last_mut()
-            && self.layer.is_some()
-        {
-            *last = last.strip_prefix(WHITEOUT).unwrap_or(last);
+        if let Some(last) = path.last_mut() {
+            *last = self.file_name(last);
         }
         self.options.left_out.iter().any(|left_out| {
             let mut parts = left_out.as_bytes().split(|byte| *byte == b'/');
             let mut names = path.iter();
             parts.all(|part| names.next() == Some(&part))
         })
+    }
+
+    /// Returns a name without a layer's mark of a deletion.
+    fn file_name<'p>(&self, name: &'p [u8]) -> &'p [u8] {
+        match self.layer {
+            Some(_) => name.strip_prefix(WHITEOUT).unwrap_or(name),
+            None => name,
+        }
     }
 
     /// Applies an entry `./`, which has the attributes of the extraction directory.
@@ -315,7 +321,7 @@ impl<'a> Unpacker<'a> {
                         lossy(entry)
                     )));
                 }
-                part if part.len() > 255 => {
+                part if self.file_name(part).len() > 255 => {
                     return Err(broken(&format!(
                         "entry `{}...` has a name of {} bytes (limit 255)",
                         lossy(&part[..32]),
