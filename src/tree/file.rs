@@ -14,6 +14,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 
 use super::transfer::Transport;
+use crate::sys::atomic::random_id;
 use crate::sys::beneath::{self, openat2};
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -164,19 +165,10 @@ pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<(
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
     let directory = make_directories(&top, &parent).context(shown)?;
-    // A parallel command may place the same file.
-    let mut part = name.as_bytes().to_vec();
-    part.extend(format!(".{}.part", std::process::id()).bytes());
-    let part = CString::new(part).map_err(|_| unexpected!("a name with a NUL"))?;
+    // A parallel command may place the same file, and a longer name may be too long.
+    let part = CString::new(format!(".rockenv-{}", random_id()?)).map_err(std::io::Error::from)?;
     let outcome = (|| {
-        let file = match create(&directory, &part) {
-            // A killed command left it behind.
-            Err(Errno::EEXIST) => {
-                unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir)?;
-                create(&directory, &part)?
-            }
-            other => other?,
-        };
+        let file = create(&directory, &part)?;
         let size = fstat(from)?.st_size;
         Transport::default().transfer(from, file.as_fd(), size)?;
         renameat(&directory, part.as_c_str(), &directory, name.as_c_str())
@@ -332,7 +324,8 @@ mod tests {
         }
         // A symlink is replaced like any file, not followed.
         std::os::unix::fs::symlink(outside.path().join("new"), root.join("a/b/l")).unwrap();
-        for path in ["a/b/l", "a/b/e/f", "a/b/e/f"].map(Path::new) {
+        let longest = format!("a/b/e/{}", "n".repeat(255));
+        for path in ["a/b/l", "a/b/e/f", "a/b/e/f", &longest].map(Path::new) {
             place(root, path, their.as_fd()).unwrap();
             let mut text = String::new();
             let mut file = open(root, path).unwrap().unwrap();
@@ -340,7 +333,7 @@ mod tests {
             assert_eq!(text, "theirs");
         }
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
-        assert_eq!(fs::read_dir(root.join("a/b/e")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(root.join("a/b/e")).unwrap().count(), 2);
         fs::remove_dir_all(root.join("a/b/e")).unwrap();
         fs::remove_file(root.join("a/b/l")).unwrap();
         let time = Some((1_000_000_000, 7));
