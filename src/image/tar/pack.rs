@@ -90,15 +90,6 @@ impl<'a, W: Write> Packer<'a, W> {
     ) -> Result<()> {
         stop_if(self.cancel)?;
         check_name(name, path)?;
-        let limits = Limits::default();
-        if path.len() > limits.path {
-            return Err(invalid!(
-                "`/{}...` cannot be shared: its path has {} bytes (limit {})",
-                String::from_utf8_lossy(&path[..64]),
-                path.len(),
-                limits.path
-            ));
-        }
         let kind = beneath::kind(stat);
         if kind == SFlag::S_IFSOCK {
             self.left_out += 1;
@@ -146,14 +137,9 @@ impl<'a, W: Write> Packer<'a, W> {
     fn mark(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
         let path = join(parent, name);
         let mut extended = Extended::default();
-        let mut header = Header::new_ustar();
-        fill(&mut header, EntryType::Regular, &path, b"", &mut extended);
+        let mut header = blank(EntryType::Regular, &path, &mut extended);
         header.set_mode(0);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(0);
-        header.set_size(0);
-        self.write_header(&extended, &mut header)
+        self.write_header(&path, &extended, &mut header)
     }
 
     fn header(
@@ -168,8 +154,9 @@ impl<'a, W: Write> Packer<'a, W> {
             EntryType::Regular => u64::try_from(stat.st_size).unwrap_or(0),
             _ => 0,
         };
-        let mut header = Header::new_ustar();
-        fill(&mut header, kind, path, link, &mut extended);
+        let mut header = blank(kind, path, &mut extended);
+        let place = &mut header.as_old_mut().linkname;
+        write_name(link, place, b"linkpath", &mut extended);
         header.set_mode(stat.st_mode & 0o7777);
         for (id, key, set) in [
             (stat.st_uid, "uid", Header::set_uid as fn(&mut Header, u64)),
@@ -202,24 +189,26 @@ impl<'a, W: Write> Packer<'a, W> {
                 outcome.context(|| cannot(path))?;
             }
         }
-        self.write_header(&extended, &mut header)
+        self.write_header(path, &extended, &mut header)
     }
 
-    fn write_header(&mut self, extended: &Extended, header: &mut Header) -> Result<()> {
+    fn write_header(
+        &mut self,
+        path: &[u8],
+        extended: &Extended,
+        header: &mut Header,
+    ) -> Result<()> {
+        let limit = Limits::default().path;
+        if path.len() > limit {
+            return Err(invalid!(
+                "`/{}...` cannot be shared: its path has {} bytes (limit {limit})",
+                String::from_utf8_lossy(&path[..64]),
+                path.len()
+            ));
+        }
         if !extended.0.is_empty() {
-            let mut before = Header::new_ustar();
-            let mut none = Extended::default();
-            fill(
-                &mut before,
-                EntryType::XHeader,
-                b"PaxHeader",
-                b"",
-                &mut none,
-            );
+            let mut before = blank(EntryType::XHeader, b"PaxHeader", &mut Extended::default());
             before.set_mode(0o644);
-            before.set_uid(0);
-            before.set_gid(0);
-            before.set_mtime(0);
             before.set_size(extended.0.len() as u64);
             before.set_cksum();
             self.write(before.as_bytes())?;
@@ -370,19 +359,24 @@ fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64
     Ok((!is_whole).then_some(found))
 }
 
-/// Writes the names into a header, and into the extended header if they do not fit.
-fn fill(header: &mut Header, kind: EntryType, path: &[u8], link: &[u8], extended: &mut Extended) {
+/// Returns the header of an empty entry without a mode. The owner is root, and the time is 1970.
+fn blank(kind: EntryType, path: &[u8], extended: &mut Extended) -> Header {
+    let mut header = Header::new_ustar();
     header.set_entry_type(kind);
-    let bytes = header.as_old_mut();
-    for (value, field, key) in [
-        (path, &mut bytes.name, b"path".as_slice()),
-        (link, &mut bytes.linkname, b"linkpath".as_slice()),
-    ] {
-        let fits = value.len().min(field.len());
-        field[..fits].copy_from_slice(&value[..fits]);
-        if value.len() > field.len() {
-            extended.add(key, value);
-        }
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(0);
+    write_name(path, &mut header.as_old_mut().name, b"path", extended);
+    header
+}
+
+/// Writes a name into a header's field, and into the extended header if it does not fit.
+fn write_name(name: &[u8], field: &mut [u8; 100], key: &[u8], extended: &mut Extended) {
+    let fits = name.len().min(field.len());
+    field[..fits].copy_from_slice(&name[..fits]);
+    if name.len() > field.len() {
+        extended.add(key, name);
     }
 }
 
@@ -428,6 +422,22 @@ impl Extended {
 mod tests {
     use super::*;
     use crate::image::tar::pax::Pax;
+    use crate::tree::root_fs::Tree;
+
+    #[test]
+    fn a_path_that_no_reader_accepts_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let tree = Tree::open(root.path()).unwrap();
+        let stat = nix::sys::stat::fstat(tree.fd()).unwrap();
+        let cancel = AtomicBool::new(false);
+        let mut progress = |_: u64| ();
+        let mut packer = Packer::new(Vec::new(), &cancel, &mut progress);
+        // A directory's name ends with a slash.
+        packer.directory(tree.fd(), &[b'd'; 4094], &stat).unwrap();
+        let refused = packer.directory(tree.fd(), &[b'd'; 4095], &stat);
+        assert_has!(refused.unwrap_err().message(), "4096 bytes (limit 4095)");
+        assert!(packer.opaque(&[b'd'; 4090]).is_err());
+    }
 
     #[test]
     fn times_before_1970_come_back() {
