@@ -41,7 +41,7 @@ pub use reflink::{Cloned, copy_tree};
 pub use remove::remove_tree;
 
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 fn errno<T>(outcome: rustix::io::Result<T>) -> nix::Result<T> {
     outcome.map_err(|error| nix::Error::from_raw(error.raw_os_error()))
@@ -115,12 +115,15 @@ impl FileSystem {
     }
 }
 
-/// Makes an empty tree: a subvolume on btrfs, else a directory.
+/// Makes an empty tree: a subvolume on btrfs, else a directory. It inherits no ACL from the store's directory, because
+/// ACLs are part of a tree's content.
 pub fn create_tree(method: Method, path: &Path) -> Result<()> {
     match method {
-        Method::Btrfs => btrfs::create(path),
-        Method::Overlay | Method::Reflink => Ok(fs_err::create_dir(path)?),
+        Method::Btrfs => btrfs::create(path)?,
+        Method::Overlay | Method::Reflink => fs_err::create_dir(path)?,
     }
+    metadata::clear_inherited(beneath::open_path(path)?.as_fd())
+        .context(|| format!("cannot prepare `{}`", path.display()))
 }
 
 /// Makes `to`, which must not exist, a writable clone of the tree `from`, and returns how.
@@ -141,4 +144,30 @@ pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
     }
     btrfs::create(to)?;
     reflink::copy_into(from, to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::xattr::XattrFile;
+    use super::*;
+
+    #[test]
+    fn a_new_tree_inherits_no_acl() {
+        let store = tempfile::tempdir().unwrap();
+        let directory = beneath::open_path(store.path()).unwrap();
+        // Version 2, and all rights for the owner, the group and all others.
+        let mut rights = vec![2_u8, 0, 0, 0];
+        for tag in [0x01, 0x04, 0x20] {
+            rights.extend([tag, 0, 7, 0, 0xff, 0xff, 0xff, 0xff]);
+        }
+        let place = XattrFile::Open(directory.as_fd());
+        if place.set("system.posix_acl_default", &rights).is_err() {
+            // The file system has no ACLs.
+            return;
+        }
+        let path = store.path().join("tree");
+        create_tree(Method::Reflink, &path).unwrap();
+        let tree = beneath::open_path(&path).unwrap();
+        assert_eq!(XattrFile::Open(tree.as_fd()).content().unwrap(), []);
+    }
 }
