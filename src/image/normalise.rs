@@ -107,25 +107,21 @@ fn shadow(tree: &Tree, source_date: i64) -> Result<()> {
         return Ok(());
     };
     let day = source_date.div_euclid(86_400);
-    let lines: Vec<Vec<u8>> = data
-        .split(|byte| *byte == b'\n')
-        .map(|line| {
-            let mut fields: Vec<Vec<u8>> = line
-                .split(|byte| *byte == b':')
-                .map(<[u8]>::to_vec)
-                .collect();
-            if let Some(changed) = fields.get_mut(2)
-                && std::str::from_utf8(changed)
-                    .ok()
-                    .and_then(|text| text.parse::<i64>().ok())
-                    .is_some_and(|n| n > day)
-            {
-                *changed = day.to_string().into_bytes();
-            }
-            fields.join(&b':')
-        })
-        .collect();
-    let new = lines.join(&b'\n');
+    let text = day.to_string();
+    let is_later = |changed: &[u8]| {
+        let changed = std::str::from_utf8(changed).ok();
+        changed
+            .and_then(|changed| changed.parse::<i64>().ok())
+            .is_some_and(|changed| changed > day)
+    };
+    let lines = data.split(|byte| *byte == b'\n').map(|line| {
+        let mut fields: Vec<&[u8]> = line.split(|byte| *byte == b':').collect();
+        if let Some(changed) = fields.get_mut(2).filter(|changed| is_later(changed)) {
+            *changed = text.as_bytes();
+        }
+        fields.join(&b':')
+    });
+    let new = lines.collect::<Vec<_>>().join(&b'\n');
     if new != data {
         tree.rewrite("etc/shadow", &new)?;
     }
@@ -133,6 +129,7 @@ fn shadow(tree: &Tree, source_date: i64) -> Result<()> {
 }
 
 fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
+    let date = source_date.to_string();
     for name in tree.list("var/lib/pacman/sync")? {
         // Like apt's lists, these are outdated before their first use.
         tree.remove(&format!(
@@ -148,13 +145,13 @@ fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
         let Some(data) = tree.read(&path, 16 << 20)? else {
             continue;
         };
-        let text = String::from_utf8_lossy(&data).into_owned();
-        let mut lines: Vec<String> = text.split('\n').map(ToString::to_string).collect();
-        if let Some(at) = lines.iter().position(|line| line == "%INSTALLDATE%")
-            && let Some(date) = lines.get_mut(at + 1)
+        // A packager's name may be in any encoding.
+        let mut lines: Vec<&[u8]> = data.split(|byte| *byte == b'\n').collect();
+        if let Some(at) = lines.iter().position(|line| *line == b"%INSTALLDATE%")
+            && let Some(line) = lines.get_mut(at + 1)
         {
-            *date = source_date.to_string();
-            tree.rewrite(&path, lines.join("\n").as_bytes())?;
+            *line = date.as_bytes();
+            tree.rewrite(&path, &lines.join(&b'\n'))?;
         }
     }
     Ok(())
@@ -220,6 +217,9 @@ mod tests {
             "var/lib/pacman/local/a-1/desc",
             "%NAME%\na\n\n%INSTALLDATE%\n1799999999\n\n%SIZE%\n1\n",
         );
+        write("var/lib/pacman/local/b-1/desc", "");
+        let latin = root.join("var/lib/pacman/local/b-1/desc");
+        fs_err::write(&latin, b"%PACKAGER%\n\xe9\n%INSTALLDATE%\n1\n").unwrap();
         write("var/cache/pacman/pkg/a.pkg", "x");
         normalise(&Tree::open(root).unwrap(), 1_700_000_000, true).unwrap();
         assert_eq!(read("etc/machine-id").unwrap(), "");
@@ -256,6 +256,8 @@ mod tests {
             read("var/lib/pacman/local/a-1/desc").unwrap(),
             "%INSTALLDATE%\n1700000000\n"
         );
+        let dated = b"%PACKAGER%\n\xe9\n%INSTALLDATE%\n1700000000\n";
+        assert_eq!(fs_err::read(latin).unwrap(), dated);
         assert!(!root.join("var/cache/pacman/pkg").exists());
         for path in ["", "etc", "etc/shadow", "var/log/wtmp"] {
             assert_eq!(
