@@ -17,7 +17,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::decompressed;
 use crate::image::tar::pack::join;
-use crate::image::tar::unpack::{UnpackOptions, UnpackReport, Unpacker, cannot, open_path};
+use crate::image::tar::unpack::{
+    UnpackOptions, UnpackReport, Unpacker, cannot, open_path, or_root,
+};
 use crate::image::tar::{broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
@@ -197,10 +199,10 @@ impl Unpacker<'_> {
             return Ok(false);
         };
         if parents.iter().any(|part| part.starts_with(WHITEOUT)) {
-            return Err(broken(&format!(
+            return Err(broken!(
                 "entry `{}` is inside a deleted directory",
                 lossy(entry)
-            )));
+            ));
         }
         let Some(deleted) = name.strip_prefix(WHITEOUT) else {
             return Ok(false);
@@ -210,10 +212,10 @@ impl Unpacker<'_> {
             return Ok(true);
         }
         if matches!(deleted, b"" | b"." | b"..") {
-            return Err(broken(&format!(
+            return Err(broken!(
                 "entry `{}` deletes nothing that can be named",
                 lossy(entry)
-            )));
+            ));
         }
         if !self.is_upper() {
             return Ok(true);
@@ -227,22 +229,18 @@ impl Unpacker<'_> {
             return self.keep_deletion(name, deleted, entry).map(|()| true);
         }
         let path = parents.join(&b'/');
-        let parent = match path.as_slice() {
-            b"" => self.root.try_clone()?,
-            path => match open_path(self.root.as_fd(), path) {
-                Ok(parent) => parent,
-                // The deleted entry does not exist.
-                Err(Errno::ENOENT) => return Ok(true),
-                // Following a link here would delete another file.
-                Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => {
-                    return Err(broken(&format!(
-                        "entry `{}` deletes through `{}`, which is not a directory",
-                        lossy(entry),
-                        lossy(path)
-                    )));
-                }
-                Err(error) => return Err(error).context(|| cannot("apply", entry)),
-            },
+        let parent = match open_path(self.root.as_fd(), or_root(&path)) {
+            // The deleted entry does not exist.
+            Err(Errno::ENOENT) => return Ok(true),
+            // Following a link here would delete another file.
+            Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => {
+                return Err(broken!(
+                    "entry `{}` deletes through `{}`, which is not a directory",
+                    lossy(entry),
+                    lossy(&path)
+                ));
+            }
+            other => other.context(|| cannot("apply", entry))?,
         };
         if *name != OPAQUE {
             self.remove_lower(parent.as_fd(), deleted, &join(&path, deleted))?;
@@ -265,10 +263,10 @@ impl Unpacker<'_> {
             return place.set(xattr::OPAQUE, b"y").context(fail);
         }
         match nix::sys::stat::mknodat(parent, deleted, SFlag::S_IFCHR, Mode::empty(), 0) {
-            Err(Errno::EEXIST) => Err(broken(&format!(
+            Err(Errno::EEXIST) => Err(broken!(
                 "entry `{}` deletes an entry of its own layer",
                 lossy(entry)
-            ))),
+            )),
             other => other.context(fail),
         }
     }

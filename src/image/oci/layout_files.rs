@@ -253,10 +253,10 @@ fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
             tar::TarEntryKind::File { size, map: None } if is_part(name) => {
                 let at = reader.pass()?;
                 if at.checked_add(size).is_none_or(|end| end > length) {
-                    return Err(broken(&format!("it ends inside `{name}`")));
+                    return Err(broken!("it ends inside `{name}`"));
                 }
                 if places.insert(name.to_owned(), (at, size)).is_some() {
-                    return Err(broken(&format!("`{name}` is in it twice")));
+                    return Err(broken!("`{name}` is in it twice"));
                 }
             }
             _ => {

@@ -10,7 +10,7 @@ use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid};
 
-use super::unpack::{Unpacker, cannot};
+use super::unpack::{Unpacker, cannot, or_root};
 use crate::image::tar::{Reader, TarEntry, TarEntryKind, broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
@@ -25,6 +25,18 @@ pub(crate) struct Attributes {
     /// `None` if the archive has no entry for the directory.
     pub(crate) mtime: Option<(i64, u32)>,
     pub(crate) xattrs: Pairs,
+}
+
+impl Attributes {
+    /// Returns the attributes of a directory that has no entry.
+    pub(super) fn implied() -> Self {
+        Self {
+            mode: 0o755,
+            owner: (0, 0),
+            mtime: None,
+            xattrs: Vec::new(),
+        }
+    }
 }
 
 impl Unpacker<'_> {
@@ -108,20 +120,14 @@ impl Unpacker<'_> {
         let newest = self.newest;
         // Without its own entry the root gets the time of the newest entry, like other implied directories. Any other
         // time would vary between extractions.
-        self.directories.entry(Vec::new()).or_insert(Attributes {
-            mode: 0o755,
-            owner: (0, 0),
-            mtime: None,
-            xattrs: Vec::new(),
-        });
+        self.directories
+            .entry(Vec::new())
+            .or_insert_with(Attributes::implied);
         let mut directories: Vec<_> = std::mem::take(&mut self.directories).into_iter().collect();
         directories.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         for (path, attributes) in directories {
             let fail = || cannot("set the attributes of", &path);
-            let directory = match path.as_slice() {
-                b"" => self.root.try_clone().context(fail)?,
-                _ => beneath::open_dir(self.root.as_fd(), path.as_slice()).context(fail)?,
-            };
+            let directory = beneath::open_dir(&self.root, or_root(&path)).context(fail)?;
             if self.options.ownership {
                 let (owner, group) = attributes.owner;
                 nix::unistd::fchown(
@@ -168,10 +174,7 @@ pub(crate) fn copy_data<R: BufRead>(
                 .len()
                 .min(usize::try_from(end - at).unwrap_or(usize::MAX));
             if amount == 0 {
-                return Err(broken(&format!(
-                    "the data of entry `{}` is truncated",
-                    lossy(path)
-                )));
+                return Err(broken!("the data of entry `{}` is truncated", lossy(path)));
             }
             let written = match nix::sys::uio::pwrite(
                 file,

@@ -18,7 +18,16 @@ use sparse::check_map;
 use tar::{EntryType, Header};
 
 use crate::image::tar::pax::Pax;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
+
+/// Makes the error for a refused archive, from the arguments of `format!`.
+macro_rules! broken {
+    ($($message:tt)*) => {
+        invalid!("refused archive: {}", format_args!($($message)*))
+            .help("it is damaged, was tampered with, or is not a tar archive; use another")
+    };
+}
+pub(crate) use broken;
 
 const BLOCK: u64 = 512;
 /// Maximum size of an extended header, which contains names and attributes. The kernel limits one attribute to 64 KiB.
@@ -89,8 +98,8 @@ impl<R: BufRead> Reader<R> {
                 // GNU tar accepts this silently, although a file is missing: the archive is truncated or its end is
                 // forged.
                 if pax.is_some() || long_name.is_some() || long_link.is_some() {
-                    return Err(broken(
-                        "an extended header describes an entry that does not follow",
+                    return Err(broken!(
+                        "an extended header describes an entry that does not follow"
                     ));
                 }
                 return Ok(None);
@@ -109,7 +118,7 @@ impl<R: BufRead> Reader<R> {
                 continue;
             }
             if size > MAX_EXTENSION {
-                return Err(broken(&format!("an extended header has {size} bytes")));
+                return Err(broken!("an extended header has {size} bytes"));
             }
             self.start(size);
             let data = self.read_all()?;
@@ -131,7 +140,7 @@ impl<R: BufRead> Reader<R> {
         let remaining = usize::try_from(self.remaining).unwrap_or(usize::MAX);
         let buffer = fill(&mut self.input)?;
         if buffer.is_empty() {
-            return Err(broken("it ends inside the data of an entry"));
+            return Err(broken!("it ends inside the data of an entry"));
         }
         Ok(&buffer[..buffer.len().min(remaining)])
     }
@@ -177,7 +186,7 @@ impl<R: BufRead> Reader<R> {
             if buffer.is_empty() {
                 return match filled {
                     0 => Ok(false),
-                    _ => Err(broken("it ends inside a block")),
+                    _ => Err(broken!("it ends inside a block")),
                 };
             }
             let amount = buffer.len().min(block.len() - filled);
@@ -194,7 +203,7 @@ impl<R: BufRead> Reader<R> {
             return if self.started {
                 Ok(None)
             } else {
-                Err(broken("it is empty"))
+                Err(broken!("it is empty"))
             };
         }
         self.started = true;
@@ -216,8 +225,8 @@ impl<R: BufRead> Reader<R> {
         };
         let sums = [sum(i64::from), sum(|byte| i64::from(byte.cast_signed()))];
         if !signed(&header.as_old().cksum, "checksum").is_ok_and(|stated| sums.contains(&stated)) {
-            return Err(broken(
-                "a header has the wrong checksum: damaged, or not a tar archive",
+            return Err(broken!(
+                "a header has the wrong checksum: damaged, or not a tar archive"
             ));
         }
         Ok(Some(header))
@@ -233,10 +242,10 @@ impl<R: BufRead> Reader<R> {
         let (path, link) = self.names(header, &pax, long)?;
         let size = pax.size.unwrap_or(size);
         if i64::try_from(size).is_err() {
-            return Err(broken(&format!(
+            return Err(broken!(
                 "entry `{}`: its size is too large for a file",
                 lossy(&path)
-            )));
+            ));
         }
         let old = header.as_old();
         Ok(TarEntry {
@@ -262,11 +271,11 @@ impl<R: BufRead> Reader<R> {
         (long_name, long_link): (Option<Vec<u8>>, Option<Vec<u8>>),
     ) -> Result<(Vec<u8>, Vec<u8>)> {
         let field = |pax: Option<&Vec<u8>>, long: Option<Vec<u8>>, what: &str| match (pax, long) {
-            (Some(pax), Some(long)) if *pax != long => Err(broken(&format!(
+            (Some(pax), Some(long)) if *pax != long => Err(broken!(
                 "an entry has two different {what}s: `{}` and `{}`",
                 lossy(pax),
                 lossy(&long)
-            ))),
+            )),
             (Some(pax), _) => Ok(Some(pax.clone())),
             (None, long) => Ok(long),
         };
@@ -285,18 +294,18 @@ impl<R: BufRead> Reader<R> {
         };
         for (name, what) in [(&path, "name"), (&link, "link target")] {
             if name.contains(&0) {
-                return Err(broken(&format!(
+                return Err(broken!(
                     "entry `{}`: its {what} contains a NUL byte",
                     lossy(&path)
-                )));
+                ));
             }
             if name.len() > self.max_path {
-                return Err(broken(&format!(
+                return Err(broken!(
                     "an entry has a {what} of {} bytes (limit {}): `{}...`",
                     name.len(),
                     self.max_path,
                     lossy(&name[..64.min(name.len())])
-                )));
+                ));
             }
         }
         Ok((path, link))
@@ -311,7 +320,7 @@ impl<R: BufRead> Reader<R> {
         path: &[u8],
         link: Vec<u8>,
     ) -> Result<TarEntryKind> {
-        let refuse = |what: &str| Err(broken(&format!("entry `{}`: {what}", lossy(path))));
+        let refuse = |what: &str| Err(broken!("entry `{}`: {what}", lossy(path)));
         let kind = header.entry_type();
         let is_file = matches!(
             kind,
@@ -403,10 +412,10 @@ fn owner(pax: Option<u64>, field: &[u8], path: &[u8]) -> Result<u32> {
     match u32::try_from(id) {
         Ok(u32::MAX) => Ok(0),
         Ok(id) => Ok(id),
-        Err(_) => Err(broken(&format!(
+        Err(_) => Err(broken!(
             "entry `{}`: owner {id} is not a user or group id",
             lossy(path)
-        ))),
+        )),
     }
 }
 
@@ -426,7 +435,7 @@ impl<R: BufRead + Seek> Reader<R> {
         let cannot = || "cannot read the archive".to_owned();
         let at = self.input.stream_position().context(cannot)?;
         let over = self.remaining.saturating_add(self.padding);
-        let over = i64::try_from(over).map_err(|_| broken("an entry is larger than any file"))?;
+        let over = i64::try_from(over).map_err(|_| broken!("an entry is larger than any file"))?;
         self.input.seek_relative(over).context(cannot)?;
         (self.remaining, self.padding) = (0, 0);
         Ok(at)
@@ -447,11 +456,6 @@ fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
         .context(|| "cannot read the archive".into())
 }
 
-pub(crate) fn broken(what: &str) -> Error {
-    invalid!("refused archive: {what}")
-        .help("it is damaged, was tampered with, or is not a tar archive; use another")
-}
-
 pub(crate) fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -465,12 +469,11 @@ fn until_nul(data: &[u8]) -> Vec<u8> {
 
 /// Parses a header's number: octal digits, or 0x80 and big-endian bytes.
 fn number(field: &[u8], what: &str) -> Result<u64> {
-    u64::try_from(signed(field, what)?)
-        .map_err(|_| broken(&format!("a header has a negative {what}")))
+    u64::try_from(signed(field, what)?).map_err(|_| broken!("a header has a negative {what}"))
 }
 
 fn signed(field: &[u8], what: &str) -> Result<i64> {
-    let fail = || broken(&format!("a header's {what} is not a number"));
+    let fail = || broken!("a header's {what} is not a number");
     if let Some(first) = field.first().filter(|first| **first & 0x80 != 0) {
         // 0xff starts a negative number, in two's complement.
         let start = if *first == 0xff {

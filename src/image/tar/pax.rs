@@ -43,17 +43,14 @@ impl Pax {
             let (key, value) = record?;
             match key {
                 b"mtime" | b"uid" | b"gid" => self.set(key, value)?,
-                b"path" | b"linkpath" | b"size" => {
-                    return Err(broken(&format!(
+                _ if [b"path".as_slice(), b"linkpath", b"size"].contains(&key)
+                    || key.starts_with(ATTRIBUTE)
+                    || key.starts_with(b"GNU.sparse.") =>
+                {
+                    return Err(broken!(
                         "a global header sets `{}` for all entries",
                         lossy(key)
-                    )));
-                }
-                _ if key.starts_with(ATTRIBUTE) || key.starts_with(b"GNU.sparse.") => {
-                    return Err(broken(&format!(
-                        "a global header sets `{}` for all entries",
-                        lossy(key)
-                    )));
+                    ));
                 }
                 _ => {}
             }
@@ -120,16 +117,12 @@ pub(super) fn attribute_key(name: &[u8]) -> Vec<u8> {
 fn attribute_name(mut written: &[u8]) -> Vec<u8> {
     let mut name = Vec::new();
     while let Some((first, rest)) = written.split_first() {
-        let escaped = ESCAPED
-            .iter()
-            .find(|(_, escaped)| written.starts_with(escaped));
-        let (byte, length) = escaped.map_or((first, 1), |(plain, escaped)| (plain, escaped.len()));
-        name.push(*byte);
-        written = if length == 1 {
-            rest
-        } else {
-            &written[length..]
-        };
+        let mut escapes = ESCAPED.into_iter();
+        let found =
+            escapes.find_map(|(plain, escaped)| Some((plain, written.strip_prefix(escaped)?)));
+        let (byte, rest) = found.unwrap_or((*first, rest));
+        name.push(byte);
+        written = rest;
     }
     name
 }
@@ -162,7 +155,7 @@ impl<'a> Iterator for Records<'a> {
         if record.is_none() {
             self.0 = &[];
         }
-        Some(record.ok_or_else(|| broken("an extended header is malformed")))
+        Some(record.ok_or_else(|| broken!("an extended header is malformed")))
     }
 }
 
@@ -170,12 +163,8 @@ fn decimal(key: &[u8], value: &[u8]) -> Result<u64> {
     let text = std::str::from_utf8(value)
         .ok()
         .filter(|text| !text.starts_with('+'));
-    text.and_then(|text| text.parse().ok()).ok_or_else(|| {
-        broken(&format!(
-            "an extended header's `{}` is not a number",
-            lossy(key)
-        ))
-    })
+    text.and_then(|text| text.parse().ok())
+        .ok_or_else(|| broken!("an extended header's `{}` is not a number", lossy(key)))
 }
 
 /// Removes trailing NUL bytes, which some writers include. Any other NUL stays and is refused: readers that stop at it
@@ -190,7 +179,7 @@ fn name(value: &[u8]) -> Vec<u8> {
 /// Anything else is refused. GNU tar uses the leading digits: it reads `999xxx9324` as 999, while other readers see 0,
 /// and neither is right.
 fn time(value: &[u8]) -> Result<(i64, u32)> {
-    let fail = || broken("an extended header's `mtime` is not a time");
+    let fail = || broken!("an extended header's `mtime` is not a time");
     let text = std::str::from_utf8(value).map_err(|_| fail())?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     if !fraction.bytes().all(|byte| byte.is_ascii_digit()) || whole.starts_with('+') {

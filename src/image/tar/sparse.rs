@@ -20,7 +20,7 @@ impl<R: BufRead> Reader<R> {
     ) -> Result<(u64, Vec<(u64, u64)>)> {
         let gnu = header
             .as_gnu()
-            .ok_or_else(|| broken("a sparse entry without a GNU header"))?;
+            .ok_or_else(|| broken!("a sparse entry without a GNU header"))?;
         let mut map = Vec::new();
         let mut add = |blocks: &[GnuSparseHeader]| -> Result<()> {
             for block in blocks
@@ -33,7 +33,7 @@ impl<R: BufRead> Reader<R> {
                 ));
             }
             if map.len() > MAX_SEGMENTS {
-                return Err(broken("a sparse entry has too many fragments"));
+                return Err(broken!("a sparse entry has too many fragments"));
             }
             Ok(())
         };
@@ -42,7 +42,7 @@ impl<R: BufRead> Reader<R> {
         while more {
             let mut next = GnuExtSparseHeader::new();
             if !self.block(next.as_mut_bytes())? {
-                return Err(broken("it ends inside a sparse map"));
+                return Err(broken!("it ends inside a sparse map"));
             }
             add(next.sparse())?;
             more = next.is_extended();
@@ -56,11 +56,11 @@ impl<R: BufRead> Reader<R> {
     pub(super) fn pax_sparse(&mut self, sparse: &Sparse) -> Result<(u64, Vec<(u64, u64)>)> {
         let real = sparse
             .real_size
-            .ok_or_else(|| broken("a sparse entry does not declare its size"))?;
+            .ok_or_else(|| broken!("a sparse entry does not declare its size"))?;
         match (sparse.major, sparse.minor) {
             (None | Some(0), _) => {
                 if !sparse.numbers.len().is_multiple_of(2) {
-                    return Err(broken("a sparse map has an odd number of fields"));
+                    return Err(broken!("a sparse map has an odd number of fields"));
                 }
                 Ok((
                     real,
@@ -75,50 +75,45 @@ impl<R: BufRead> Reader<R> {
                 let mut used = 0_u64;
                 let count = self.decimal_line(&mut used)?;
                 if count > MAX_SEGMENTS as u64 {
-                    return Err(broken("a sparse entry has too many fragments"));
+                    return Err(broken!("a sparse entry has too many fragments"));
                 }
                 let mut map = Vec::new();
                 for _ in 0..count {
                     map.push((self.decimal_line(&mut used)?, self.decimal_line(&mut used)?));
                 }
-                let mut pad = (BLOCK - used % BLOCK) % BLOCK;
-                while pad > 0 {
-                    let amount = usize::try_from(pad).unwrap_or(0).min(self.chunk()?.len());
-                    if amount == 0 {
-                        return Err(broken("a sparse map is truncated"));
-                    }
-                    self.consume(amount);
-                    pad -= amount as u64;
+                for _ in used..used.next_multiple_of(BLOCK) {
+                    self.byte()?;
                 }
                 Ok((real, map))
             }
-            (major, minor) => Err(broken(&format!(
-                "unknown sparse format {major:?}.{minor:?}"
-            ))),
+            (major, minor) => Err(broken!("unknown sparse format {major:?}.{minor:?}")),
         }
+    }
+
+    fn byte(&mut self) -> Result<u8> {
+        let byte = self.chunk()?.first().copied();
+        let byte = byte.ok_or_else(|| broken!("a sparse map is truncated"))?;
+        self.consume(1);
+        Ok(byte)
     }
 
     fn decimal_line(&mut self, used: &mut u64) -> Result<u64> {
         let mut value = 0_u64;
         let mut digits = 0;
         loop {
-            let Some(byte) = self.chunk()?.first().copied() else {
-                return Err(broken("a sparse map is truncated"));
-            };
-            self.consume(1);
             *used += 1;
-            match byte {
-                b'0'..=b'9' if digits < 20 => {
+            match self.byte()? {
+                byte @ b'0'..=b'9' if digits < 20 => {
                     digits += 1;
                     value = value
                         .checked_mul(10)
                         .and_then(|value| value.checked_add(u64::from(byte - b'0')))
-                        .ok_or_else(|| broken("a number in a sparse map is too large"))?;
+                        .ok_or_else(|| broken!("a number in a sparse map is too large"))?;
                 }
                 b'\n' if digits > 0 => return Ok(value),
                 _ => {
-                    return Err(broken(
-                        "a sparse map contains something that is not a number",
+                    return Err(broken!(
+                        "a sparse map contains something that is not a number"
                     ));
                 }
             }

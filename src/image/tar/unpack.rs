@@ -207,16 +207,13 @@ impl<'a> Unpacker<'a> {
         let limits = &self.options.limits;
         self.report.entries += 1;
         if self.report.entries > limits.entries {
-            return Err(broken(&format!(
-                "it has more than {} entries",
-                limits.entries
-            )));
+            return Err(broken!("it has more than {} entries", limits.entries));
         }
         if let TarEntryKind::File { size, .. } = entry.kind {
             self.report.bytes = self.report.bytes.saturating_add(size);
             if self.report.bytes > limits.bytes {
                 return Err(
-                    broken(&format!("its files have more than {} bytes", limits.bytes)).help(
+                    broken!("its files have more than {} bytes", limits.bytes).help(
                         "holes in sparse files are counted; leave such files out of the archive",
                     ),
                 );
@@ -295,20 +292,17 @@ impl<'a> Unpacker<'a> {
                 self.remember(Vec::new(), entry);
                 Ok(())
             }
-            _ => Err(broken(&format!(
+            _ => Err(broken!(
                 "entry `{}` would replace the root directory",
                 lossy(&entry.path)
-            ))),
+            )),
         }
     }
 
     /// Splits a path into components; `None` if stripping leaves none.
     fn components<'p>(&self, path: &'p [u8], entry: &[u8]) -> Result<Option<Vec<&'p [u8]>>> {
         if path.is_empty() {
-            return Err(broken(&format!(
-                "entry `{}` has an empty name",
-                lossy(entry)
-            )));
+            return Err(broken!("entry `{}` has an empty name", lossy(entry)));
         }
         let strip = self.options.strip_components;
         let (mut components, mut parts) = (Vec::new(), 0);
@@ -316,17 +310,14 @@ impl<'a> Unpacker<'a> {
             match part {
                 b"" => continue,
                 b".." => {
-                    return Err(broken(&format!(
-                        "entry `{}` leaves the directory",
-                        lossy(entry)
-                    )));
+                    return Err(broken!("entry `{}` leaves the directory", lossy(entry)));
                 }
                 part if self.file_name(part).len() > 255 => {
-                    return Err(broken(&format!(
+                    return Err(broken!(
                         "entry `{}...` has a name of {} bytes (limit 255)",
                         lossy(&part[..32]),
                         part.len()
-                    )));
+                    ));
                 }
                 _ => parts += 1,
             }
@@ -336,12 +327,12 @@ impl<'a> Unpacker<'a> {
             }
         }
         if components.len() > self.options.limits.depth {
-            return Err(broken(&format!(
+            return Err(broken!(
                 "entry `{}...` is {} directories deep (limit {})",
                 lossy(&path[..64.min(path.len())]),
                 components.len(),
                 self.options.limits.depth
-            )));
+            ));
         }
         Ok((strip == 0 || parts > strip).then_some(components))
     }
@@ -362,21 +353,14 @@ impl<'a> Unpacker<'a> {
                     nix::sys::stat::mkdirat(parent, *name, Mode::S_IRWXU)
                         .context(|| cannot("make the directory of", entry))?;
                     let opened = open_path(parent, name);
-                    self.directories.insert(
-                        components[..=depth].join(&b'/'),
-                        Attributes {
-                            mode: 0o755,
-                            owner: (0, 0),
-                            mtime: None,
-                            xattrs: Vec::new(),
-                        },
-                    );
+                    self.directories
+                        .insert(components[..=depth].join(&b'/'), Attributes::implied());
                     opened
                 }
                 other => other,
             };
             let fd = fd.map_err(|error| match error {
-                Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => broken(&format!(
+                Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => broken!(
                     "entry `{}` goes through `{}`, which is {}",
                     lossy(entry),
                     lossy(&components[..=depth].join(&b'/')),
@@ -385,7 +369,7 @@ impl<'a> Unpacker<'a> {
                     } else {
                         "not a directory"
                     }
-                )),
+                ),
                 error => Error::from(std::io::Error::from(error)),
             })?;
             self.note_made(&components[..=depth].join(&b'/'));
@@ -413,15 +397,11 @@ impl<'a> Unpacker<'a> {
     }
 
     fn directory(&mut self, name: &[u8], path: Vec<u8>, entry: TarEntry) -> Result<()> {
-        match nix::sys::stat::mkdirat(self.parent(), name, Mode::S_IRWXU) {
-            // An existing directory stays and gets new attributes. A link to a directory is replaced, never followed.
-            Err(Errno::EEXIST) if open_path(self.parent(), name).is_ok() => {}
-            Err(Errno::EEXIST) => {
-                self.clear(name, &path)?;
-                nix::sys::stat::mkdirat(self.parent(), name, Mode::S_IRWXU)
-                    .context(|| cannot("make", &entry.path))?;
-            }
-            other => other.context(|| cannot("make", &entry.path))?,
+        // An existing directory stays and gets new attributes. A link to a directory is replaced, never followed.
+        if open_path(self.parent(), name).is_err() {
+            self.replacing(name, &path, |parent| {
+                nix::sys::stat::mkdirat(parent, name, Mode::S_IRWXU)
+            })?;
         }
         self.remember(path, entry);
         Ok(())
@@ -442,10 +422,10 @@ impl<'a> Unpacker<'a> {
                 self.directories.remove(path);
                 Ok(())
             }
-            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(broken(&format!(
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(broken!(
                 "entry `{}` would replace a directory that is not empty",
                 lossy(path)
-            ))),
+            )),
             Err(error) => Err(error).context(|| cannot("replace", path)),
         }
     }
@@ -468,11 +448,11 @@ impl<'a> Unpacker<'a> {
 
     fn hard_link(&mut self, name: &[u8], path: &[u8], target: &[u8], entry: &[u8]) -> Result<()> {
         let described = || {
-            broken(&format!(
+            broken!(
                 "hard link `{}` to `{}`, which is not in the archive before it as a file",
                 lossy(entry),
                 lossy(target)
-            ))
+            )
         };
         let Some(components) = self.components(target, entry)? else {
             return Err(described());
@@ -485,32 +465,20 @@ impl<'a> Unpacker<'a> {
             return Ok(());
         }
         let parents = parents.join(&b'/');
-        let opened = if parents.is_empty() {
-            self.root.try_clone().map_err(|_| Errno::EMFILE)
-        } else {
-            open_path(self.root.as_fd(), &parents)
-        };
-        let directory = match opened {
+        let directory = match open_path(self.root.as_fd(), or_root(&parents)) {
             Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV) => {
                 return Err(described());
             }
             other => other.context(|| cannot("find the target of", entry))?,
         };
-        let same = |stat: nix::Result<nix::sys::stat::FileStat>| {
-            stat.map(|stat| (stat.st_dev, stat.st_ino))
+        let inode = |fd: BorrowedFd<'_>, name: &[u8]| {
+            beneath::stat(fd, name).map(|stat| (stat.st_dev, stat.st_ino))
         };
-        let stat = |fd: BorrowedFd<'_>, name: &[u8]| {
-            same(nix::sys::stat::fstatat(
-                fd,
-                name,
-                AtFlags::AT_SYMLINK_NOFOLLOW,
-            ))
-        };
-        let found = stat(directory.as_fd(), target_name).map_err(|_| described())?;
+        let found = inode(directory.as_fd(), target_name).map_err(|_| described())?;
         if open_path(directory.as_fd(), target_name).is_ok() {
             return Err(described());
         }
-        if stat(self.parent(), name) == Ok(found) {
+        if inode(self.parent(), name) == Ok(found) {
             return Ok(());
         }
         self.replacing(name, path, |parent| {
@@ -578,6 +546,11 @@ impl<'a> Unpacker<'a> {
 /// Opens a directory without read permission. `path` may have several components.
 pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
     beneath::open(parent, path, OFlag::O_PATH | OFlag::O_DIRECTORY)
+}
+
+/// Returns a path in the tree, which is `.` for the root.
+pub(crate) fn or_root(path: &[u8]) -> &[u8] {
+    if path.is_empty() { b"." } else { path }
 }
 
 pub(crate) fn cannot(what: &str, path: &[u8]) -> String {
