@@ -120,7 +120,6 @@ fn frozen(store: &Store, env: &LockedEnv<'_>, name: &str, at: &str) -> Result<Pa
         &store.lowers(Some(&snapshot.layer), &record.image_key)?,
         None,
         &place,
-        true,
     )?;
     Ok(place)
 }
@@ -136,7 +135,7 @@ fn live(store: &Store, env: &mut LockedEnv<'_>) -> Result<PathBuf> {
     lowers.extend(store.lowers(record.head.layer.as_ref(), &record.image_key)?);
     let place = env.run_dir().join("after");
     fs::create_dir_all(&place)?;
-    overlay::mount(&lowers, None, &place, true)?;
+    overlay::mount(&lowers, None, &place)?;
     Ok(place)
 }
 

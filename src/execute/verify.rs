@@ -186,8 +186,8 @@ impl StepComparison<'_> {
             fs::create_dir_all(place)?;
         }
         overlay::in_throw_away_namespace(|| {
-            overlay::mount(&old, None, &places[0], true)?;
-            overlay::mount(&new, None, &places[1], true)?;
+            overlay::mount(&old, None, &places[0])?;
+            overlay::mount(&new, None, &places[1])?;
             self.directories(&places[0], &places[1], &except)
         })?
     }

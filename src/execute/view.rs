@@ -266,7 +266,7 @@ impl<'a> Execution<'a, '_> {
                 diff: &diff,
                 work: &work,
             };
-            overlay::mount(&lowers, Some(upper), &at, false)?;
+            overlay::mount(&lowers, Some(upper), &at)?;
             change(&at, hook, times)
         })??;
         self.tell(hook, &changes);

@@ -10,7 +10,7 @@ mod content;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -68,7 +68,8 @@ pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
     })
 }
 
-pub struct Comparing<'a> {
+/// The rules of a comparison.
+pub(crate) struct Comparing<'a> {
     /// Maximum number of differences to list.
     pub limit: usize,
     /// Compare modification times.
@@ -77,16 +78,6 @@ pub struct Comparing<'a> {
     pub except: &'a (dyn Fn(&Path) -> bool + Sync),
     /// Labels of the two trees.
     pub names: [&'a str; 2],
-}
-
-impl fmt::Debug for Comparing<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Comparing")
-            .field("limit", &self.limit)
-            .field("times", &self.times)
-            .field("names", &self.names)
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -108,7 +99,7 @@ pub fn compare(a: &Path, b: &Path, limit: usize, cancel: &AtomicBool) -> Result<
 }
 
 /// Returns the paths in which two trees differ, by the given rules.
-pub fn compare_as(
+pub(crate) fn compare_as(
     a: &Path,
     b: &Path,
     how: &Comparing<'_>,
@@ -343,7 +334,6 @@ impl Walk<'_> {
                     .or_default()
                     .push(path.clone());
             }
-            use std::os::fd::AsFd as _;
             let xattrs = XattrFile::Entry(handle.as_fd(), &name)
                 .content()
                 .context(fail)?;

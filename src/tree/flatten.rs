@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -110,16 +111,13 @@ impl Merge<'_> {
     fn directory(&self, merged: &Merged, worker: &mut Worker) {
         if let Err((name, error)) = self.merge(merged, worker) {
             let path = self.into.join(&merged.path).join(name);
-            let failed: nix::Result<()> = Err(error);
-            let failed =
-                failed.context(|| format!("cannot merge layers into `{}`", path.display()));
-            if let Err(failed) = failed {
-                self.queue.abort(match error {
-                    // The layer refers to a lower one, which rockenv's mounts neither produce nor follow.
-                    Errno::EUCLEAN => failed.help("the layer was written with other overlay options than rockenv's: remove the env"),
-                    _ => failed,
-                });
-            }
+            let Err(failed) = Err::<Infallible, _>(error)
+                .context(|| format!("cannot merge layers into `{}`", path.display()));
+            self.queue.abort(match error {
+                // The layer refers to a lower one, which rockenv's mounts neither produce nor follow.
+                Errno::EUCLEAN => failed.help("the layer was written with other overlay options than rockenv's: remove the env"),
+                _ => failed,
+            });
         }
     }
 
@@ -274,7 +272,7 @@ impl Kind {
     }
 }
 
-fn kind_of(directory: BorrowedFd<'_>, entry: &nix::dir::Entry) -> nix::Result<Kind> {
+pub(super) fn kind_of(directory: BorrowedFd<'_>, entry: &nix::dir::Entry) -> nix::Result<Kind> {
     match entry.file_type() {
         Some(Type::Directory) => Ok(Kind::Directory),
         Some(Type::CharacterDevice) | None => {

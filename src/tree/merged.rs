@@ -7,7 +7,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
-use super::flatten::Kind;
+use super::flatten::{Kind, kind_of};
 use super::root_fs::Tree;
 use super::xattr::XattrFile;
 use crate::sys::beneath;
@@ -68,21 +68,11 @@ impl MergedDir {
                 let Some(name) = entry_name(entry.file_name()) else {
                     continue;
                 };
-                let is_whiteout = || {
-                    let stat = beneath::stat(layer, entry.file_name())?;
-                    nix::Result::Ok(matches!(Kind::of(&stat), Kind::Whiteout))
-                };
-                if hidden.contains(&name) {
-                    continue;
-                }
-                let may_be = matches!(
-                    entry.file_type(),
-                    Some(nix::dir::Type::CharacterDevice) | None
-                );
-                if may_be && is_whiteout()? {
-                    hidden.insert(name);
-                } else {
-                    names.insert(name);
+                if !hidden.contains(&name) {
+                    match kind_of(layer.as_fd(), &entry)? {
+                        Kind::Whiteout => hidden.insert(name),
+                        Kind::Directory | Kind::Other => names.insert(name),
+                    };
                 }
             }
         }

@@ -51,17 +51,7 @@ pub struct Upper<'a> {
 ///
 /// Without `upper` the mount is read-only. The caller holds the lock that keeps `upper` from being mounted twice: the
 /// kernel allows a second mount and calls the result undefined.
-pub fn mount(
-    lowers: &[PathBuf],
-    upper: Option<Upper<'_>>,
-    at: &Path,
-    read_only: bool,
-) -> Result<()> {
-    let flags = if read_only || upper.is_none() {
-        MsFlags::MS_RDONLY
-    } else {
-        MsFlags::empty()
-    };
+pub fn mount(lowers: &[PathBuf], upper: Option<Upper<'_>>, at: &Path) -> Result<()> {
     if let ([only], None) = (lowers, upper) {
         return bind_read_only(only, at);
     }
@@ -94,9 +84,12 @@ pub fn mount(
         forget_volatile(upper.work)?;
     }
     // `xino` gives all files one device number; kernels refuse it on exotic file systems. `volatile` needs Linux 5.10.
-    let extras: &[&str] = match upper {
-        Some(_) => &[",volatile,xino=auto", ",volatile", ",xino=auto", ""],
-        None => &[",xino=auto", ""],
+    let (flags, extras) = match upper {
+        Some(_) => (
+            MsFlags::empty(),
+            [",volatile,xino=auto", ",volatile", ",xino=auto", ""].as_slice(),
+        ),
+        None => (MsFlags::MS_RDONLY, [",xino=auto", ""].as_slice()),
     };
     let mut result = Err(Errno::EINVAL);
     for extra in extras {

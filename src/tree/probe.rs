@@ -117,7 +117,7 @@ fn try_overlay(place: &Path) -> Result<()> {
             diff: &diff,
             work: &work,
         };
-        overlay::mount(std::slice::from_ref(&lower), Some(upper), &at, false)?;
+        overlay::mount(std::slice::from_ref(&lower), Some(upper), &at)?;
         fs_err::remove_file(at.join("file"))?;
         Ok::<_, Error>(())
     })??;

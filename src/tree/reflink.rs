@@ -6,6 +6,7 @@
 //! entered: an empty directory or file takes their place.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -147,22 +148,17 @@ impl Copy<'_> {
         if beneath::is_entry(name) {
             below.push(OsStr::from_bytes(name.to_bytes()));
         }
-        let failed: nix::Result<()> = Err(error);
-        let context = || {
+        let Err(failed) = Err::<Infallible, _>(error).context(|| {
             format!(
                 "cannot copy `{}` to `{}`",
                 self.from.join(&below).display(),
                 self.to.join(&below).display()
             )
-        };
-        if let Err(failed) = failed.context(context) {
-            self.queue.abort(match error {
-                Errno::EMFILE => {
-                    failed.help("the tree is very deep: raise the limit with `ulimit -n`")
-                }
-                _ => failed,
-            });
-        }
+        });
+        self.queue.abort(match error {
+            Errno::EMFILE => failed.help("the tree is very deep: raise the limit with `ulimit -n`"),
+            _ => failed,
+        });
     }
 
     /// Opens a directory and its copy; for a mount point, leaves the copy empty and returns `None`.

@@ -4,6 +4,7 @@
 //! deletion out of the tree. A directory keeps its descriptor until its children are gone; a subtree that would go too
 //! deep is first moved to the top of the tree.
 
+use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -18,7 +19,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use rustix::fs::{FileType, RawDir, SeekFrom, seek};
 
 use super::work_queue::Queue;
-use super::{btrfs, inode_flags, mounts};
+use super::{btrfs, errno, inode_flags, mounts};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::shell::quoted_path;
@@ -213,11 +214,11 @@ impl Removal<'_> {
         children: &mut Vec<CString>,
     ) -> nix::Result<()> {
         // Rewinds, because the directory may be read again.
-        seek(&directory.fd, SeekFrom::Start(0)).map_err(errno)?;
+        errno(seek(&directory.fd, SeekFrom::Start(0)))?;
         let mut listing = Box::new_uninit_slice(LISTING);
         let mut entries = RawDir::new(&directory.fd, &mut listing);
         while let Some(entry) = entries.next() {
-            let entry = entry.map_err(errno)?;
+            let entry = errno(entry)?;
             let name = entry.file_name();
             if !beneath::is_entry(name) {
                 continue;
@@ -320,11 +321,8 @@ impl Removal<'_> {
             )
             .help("use Linux 5.6 or later; in a container, allow the system call openat2"),
             error => {
-                let failed: nix::Result<()> = Err(error);
-                let Err(failed) = failed.context(|| format!("cannot delete `{}`", path.display()))
-                else {
-                    return;
-                };
+                let Err(failed) = Err::<Infallible, _>(error)
+                    .context(|| format!("cannot delete `{}`", path.display()));
                 match error {
                     Errno::EPERM => failed.help(format!("see `lsattr -d {}`", quoted_path(&path))),
                     _ => failed,
@@ -358,10 +356,6 @@ impl Removal<'_> {
         );
         path
     }
-}
-
-fn errno(error: rustix::io::Errno) -> Errno {
-    Errno::from_raw(error.raw_os_error())
 }
 
 /// Deletes the emptied directory, clearing `chattr +i` if that prevents it.

@@ -175,6 +175,21 @@ fn regular(stat: &FileStat) -> Option<usize> {
         .then(|| usize::try_from(stat.st_size).unwrap_or(usize::MAX))
 }
 
+/// Fills the buffer from this position on, or up to the file's end; returns the number of bytes.
+pub(crate) fn read_at(file: &OwnedFd, buffer: &mut [u8], at: i64) -> nix::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let place = at + i64::try_from(filled).map_err(|_| Errno::EFBIG)?;
+        match nix::sys::uio::pread(file, &mut buffer[filled..], place) {
+            Ok(0) => break,
+            Ok(amount) => filled += amount,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
 pub(crate) fn write_all(file: BorrowedFd<'_>, mut data: &[u8]) -> nix::Result<()> {
     while !data.is_empty() {
         match nix::unistd::write(file, data) {

@@ -239,7 +239,7 @@ fn trees(home: &Path, name: &str) -> Vec<State> {
                 let lowers = store.lowers(Some(&layer.id), &layer.image_key).unwrap();
                 let at = tempfile::tempdir().unwrap();
                 let look = || {
-                    overlay::mount(&lowers, None, at.path(), true).unwrap();
+                    overlay::mount(&lowers, None, at.path()).unwrap();
                     of(at.path())
                 };
                 overlay::in_throw_away_namespace(look).unwrap()

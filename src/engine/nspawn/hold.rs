@@ -53,7 +53,7 @@ pub(in crate::engine) fn hold(
             work,
         } => {
             let upper = overlay::Upper { diff: upper, work };
-            overlay::mount(lowers, Some(upper), &root, false)?;
+            overlay::mount(lowers, Some(upper), &root)?;
         }
         Root::Service(_) => return Err(unexpected!("a service mounts its own trees")),
     }
@@ -138,7 +138,7 @@ fn with_views(hold: &Hold) -> Result<Hold> {
             diff: &view.upper,
             work: &view.work,
         };
-        overlay::mount(&lowers, Some(upper), &at, false)
+        overlay::mount(&lowers, Some(upper), &at)
             .context(|| format!("cannot mount `{}` with its hooks", bind.target))?;
     }
     Ok(hold)

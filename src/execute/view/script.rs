@@ -189,7 +189,7 @@ pub(super) fn changed_in(layer: &Path, below: &[PathBuf], at: &Path) -> Result<B
     // A removed or replaced directory stands for all the files that were in it.
     fs::create_dir_all(at)?;
     let gone = overlay::in_throw_away_namespace(|| -> Result<BTreeSet<PathBuf>> {
-        overlay::mount(below, None, at, true)?;
+        overlay::mount(below, None, at)?;
         let mut gone = BTreeSet::new();
         for path in hidden {
             let was = at.join(&path);

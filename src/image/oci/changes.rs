@@ -19,7 +19,7 @@ use crate::image::tar::unpack::Limits;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::root_fs::{self, Tree};
+use crate::tree::root_fs::{self, Tree, read_at};
 use crate::tree::xattr::XattrFile;
 
 #[derive(Clone, Debug)]
@@ -332,8 +332,8 @@ impl<W: Write> Walk<'_, W> {
         let mut at = 0_i64;
         loop {
             stop_if(self.cancel)?;
-            let amount = full_read(old, &mut one, at)?;
-            if full_read(new, &mut other, at)? != amount || one[..amount] != other[..amount] {
+            let amount = read_at(old, &mut one, at)?;
+            if read_at(new, &mut other, at)? != amount || one[..amount] != other[..amount] {
                 return Ok(false);
             }
             if amount < one.len() {
@@ -390,18 +390,4 @@ fn same_attributes(old: &FileStat, new: &FileStat) -> bool {
         )
     };
     of(old) == of(new)
-}
-
-fn full_read(file: &OwnedFd, buffer: &mut [u8], at: i64) -> Result<usize> {
-    let mut have = 0;
-    while have < buffer.len() {
-        let place = at + i64::try_from(have).unwrap_or(0);
-        match nix::sys::uio::pread(file, &mut buffer[have..], place) {
-            Ok(0) => break,
-            Ok(amount) => have += amount,
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(have)
 }

@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use crate::sys::beneath;
 use crate::sys::error::Result;
 use crate::sys::signals::stop_if;
+use crate::tree::root_fs::read_at;
 
 /// Size of a read, and of a block that is skipped if all zeros.
 pub(crate) const BLOCK: usize = 256 << 10;
@@ -98,15 +99,7 @@ fn each_block_of_data(
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }
-        let mut filled = 0;
-        while filled < BLOCK {
-            match nix::sys::uio::pread(file, &mut buffer[filled..], offset(at + filled as u64)?) {
-                Ok(0) => break,
-                Ok(amount) => filled += amount,
-                Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let filled = read_at(file, buffer, offset(at)?)?;
         let block = &buffer[..filled];
         if !is_zeros(block) && !with(at, block) {
             return Ok(());

@@ -274,7 +274,7 @@ impl<'a> Stack<'a> {
         assert!(overlay::is_clean(&diff).unwrap());
         let at = self.fs.join("at");
         let _ = fs_err::create_dir(&at).is_ok();
-        overlay::mount(&self.lowers, Some(upper), &at, false).unwrap();
+        overlay::mount(&self.lowers, Some(upper), &at).unwrap();
         Mount(at)
     }
 }

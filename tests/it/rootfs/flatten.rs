@@ -198,7 +198,7 @@ fn check(case: &Path, image: &[Change], layers: &[Vec<Change>], range: (u8, u8),
         };
         let lowers = stack(&diffs, &base);
         overlay::create_upper(upper, &lowers[0]).unwrap();
-        overlay::mount(&lowers, Some(upper), &at, false).unwrap();
+        overlay::mount(&lowers, Some(upper), &at).unwrap();
         let _mount = Mount(at.clone());
         for change in changes {
             change.apply(&at);
@@ -209,7 +209,7 @@ fn check(case: &Path, image: &[Change], layers: &[Vec<Change>], range: (u8, u8),
         count(diff, &seen.whiteouts, &seen.opaque);
     }
     let show = |diffs: &[PathBuf]| {
-        overlay::mount(&stack(diffs, &base), None, &at, true).unwrap();
+        overlay::mount(&stack(diffs, &base), None, &at).unwrap();
         let _mount = Mount(at.clone());
         walk(&at, MERGED)
     };

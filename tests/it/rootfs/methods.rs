@@ -61,7 +61,7 @@ fn overlay_without_an_upper_is_read_only() {
     }
     fs_err::write(lowers[0].join("file"), "").unwrap();
     for count in [1, 2] {
-        overlay::mount(&lowers[..count], None, &at, true).unwrap();
+        overlay::mount(&lowers[..count], None, &at).unwrap();
         let _mount = Mount(at.clone());
         assert!(at.join("file").exists());
         let error = fs_err::write(at.join("new"), "").unwrap_err();
@@ -223,6 +223,6 @@ fn stacked(fs: &LoopFs, count: usize) -> (Mount, PathBuf) {
         diff: &diff,
         work: &work,
     };
-    overlay::mount(&lowers, Some(upper), &at, false).unwrap();
+    overlay::mount(&lowers, Some(upper), &at).unwrap();
     (Mount(at.clone()), at)
 }
