@@ -377,27 +377,24 @@ pub(crate) mod path {
 
 mod optional_path {
     use super::{PathBuf, path};
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Escaped(#[serde(with = "path")] PathBuf);
 
     #[expect(clippy::ref_option, reason = "the signature is serde's")]
     pub(super) fn serialize<S: Serializer>(
         value: &Option<PathBuf>,
         to: S,
     ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => path::serialize(value, to),
-            None => to.serialize_none(),
-        }
+        value.clone().map(Escaped).serialize(to)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Option<PathBuf>, D::Error> {
-        let decode = |text: String| {
-            path::decode(&text)
-                .ok_or_else(|| D::Error::custom(format!("`{text}` is not an escaped path")))
-        };
-        Option::<String>::deserialize(from)?.map(decode).transpose()
+        let found = Option::<Escaped>::deserialize(from)?;
+        Ok(found.map(|Escaped(path)| path))
     }
 }
 
