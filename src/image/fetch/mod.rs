@@ -316,25 +316,15 @@ pub(super) async fn download(
         fs_err::remove_file(&partial)?;
         return Ok(blob);
     }
-    let (mut had, mut poor) = (0, 0);
-    let found = loop {
-        match transfer(wanted, &open, &partial, counter).await {
-            Ok(found) => break found,
-            Err(error) if [Kind::Drift, Kind::Invalid].contains(&error.kind()) => {
-                return Err(error);
-            }
-            Err(error) => {
-                // A broken connection is worth a retry as long as each attempt brings data. Only a few attempts may
-                // bring little.
-                let have = fs_err::metadata(&partial).map_or(0, |partial| partial.len());
-                poor += u32::from(have < had + WORTHWHILE);
-                if have <= had || poor > MOST_POOR {
-                    return Err(error);
-                }
-                had = have;
-            }
-        }
-    };
+    let is_begun = fs_err::metadata(&partial)?.len() > 0;
+    let mut found = complete(wanted, &open, &partial, counter).await?;
+    if is_begun && found != wanted.digest {
+        // A power failure or another server may have left anything in the partial file.
+        let size = fs_err::metadata(&partial)?.len();
+        counter.done.fetch_sub(size, Ordering::Relaxed);
+        empty(&partial)?;
+        found = complete(wanted, &open, &partial, counter).await?;
+    }
     if found != wanted.digest {
         let error = mismatch(&partial, wanted.algorithm, &found, wanted.digest);
         fs_err::remove_file(&partial)?;
@@ -351,6 +341,39 @@ pub(super) async fn download(
     }
     drop(file);
     Ok(blob)
+}
+
+/// Completes the partial file over several connections if necessary; returns the digest of the whole file.
+async fn complete(
+    wanted: &Download<'_>,
+    open: &impl AsyncFn(u64) -> Result<Response>,
+    partial: &Path,
+    counter: &ByteCounter,
+) -> Result<String> {
+    let (mut had, mut poor) = (0, 0);
+    loop {
+        match transfer(wanted, open, partial, counter).await {
+            Ok(found) => return Ok(found),
+            Err(error) if [Kind::Drift, Kind::Invalid].contains(&error.kind()) => {
+                return Err(error);
+            }
+            Err(error) => {
+                // A broken connection is worth a retry as long as each attempt brings data. Only a few attempts may
+                // bring little.
+                let have = fs_err::metadata(partial).map_or(0, |partial| partial.len());
+                poor += u32::from(have < had + WORTHWHILE);
+                if have <= had || poor > MOST_POOR {
+                    return Err(error);
+                }
+                had = have;
+            }
+        }
+    }
+}
+
+fn empty(partial: &Path) -> Result<()> {
+    let file = fs_err::OpenOptions::new().write(true).open(partial)?;
+    Ok(file.set_len(0)?)
 }
 
 /// Stores a finished download under its SHA-256, with a link under the requested digest.
@@ -443,7 +466,7 @@ fn names(path: &Path, file: &Flock<std::os::fd::OwnedFd>) -> Result<bool> {
     Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (open.st_dev, open.st_ino)))
 }
 
-/// Completes the partial file and returns the digest of the whole file.
+/// Completes the partial file over one connection; returns the digest of the whole file.
 async fn transfer(
     wanted: &Download<'_>,
     open: &impl AsyncFn(u64) -> Result<Response>,
@@ -473,10 +496,7 @@ async fn transfer(
     if have > 0 && starts_again {
         have = 0;
         hash.reset();
-        fs_err::OpenOptions::new()
-            .write(true)
-            .open(partial)?
-            .set_len(0)?;
+        empty(partial)?;
         if !response.status().is_success() || response.status() == StatusCode::PARTIAL_CONTENT {
             response = open(0).await?;
         }

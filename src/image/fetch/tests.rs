@@ -5,6 +5,9 @@ use sha2::{Digest as _, Sha256};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 
+/// The response to a request for what follows `con`.
+const REST: &[u8] = b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent";
+
 /// Serves one response per request. `answer` gets the request's head.
 fn serve(requests: usize, answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -47,6 +50,14 @@ fn get(url: &str, body: &[u8], blobs: &Path) -> Result<PathBuf> {
     )
 }
 
+/// Writes the partial file of an earlier attempt.
+fn leave_behind(partial: &str, blobs: &Path) {
+    let directory = blobs.join("sha256");
+    fs_err::create_dir_all(&directory).unwrap();
+    let sha256 = hex::encode(Sha256::digest(b"content"));
+    fs_err::write(directory.join(format!(".{sha256}.partial")), partial).unwrap();
+}
+
 #[test]
 fn a_download_is_verified_and_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -66,7 +77,7 @@ fn an_interrupted_download_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(2, |head| {
         if head.contains("range: bytes=3-") {
-            return b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent".to_vec();
+            return REST.to_vec();
         }
         b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec()
     });
@@ -83,7 +94,7 @@ fn a_download_goes_on_in_another_run() {
     assert!(get(&url, b"content", dir.path()).is_err());
     let url = serve(1, |head| {
         assert_has!(head, "range: bytes=3-");
-        b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent".to_vec()
+        REST.to_vec()
     });
     get(&url, b"content", dir.path()).unwrap();
 }
@@ -102,13 +113,20 @@ fn a_damaged_blob_is_fetched_again() {
 fn a_server_without_ranges_starts_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(1, |_| ok(b"content"));
-    let partial = dir.path().join("sha256").join(format!(
-        ".{}.partial",
-        hex::encode(Sha256::digest(b"content"))
-    ));
-    fs_err::create_dir_all(partial.parent().unwrap()).unwrap();
-    fs_err::write(&partial, "garbage that is longer").unwrap();
+    leave_behind("garbage that is longer", dir.path());
     get(&url, b"content", dir.path()).unwrap();
+}
+
+#[test]
+fn a_damaged_beginning_is_fetched_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = serve(2, |head| match head.contains("range: bytes=3-") {
+        true => REST.to_vec(),
+        false => ok(b"content"),
+    });
+    leave_behind("\0\0\0", dir.path());
+    let blob = get(&url, b"content", dir.path()).unwrap();
+    assert_eq!(fs_err::read(blob).unwrap(), b"content");
 }
 
 #[test]
