@@ -316,6 +316,8 @@ pub(super) async fn download(
         fs_err::remove_file(&partial)?;
         return Ok(blob);
     }
+    // Damaged, or a link whose target `gc` removed. Only under the lock, or a new download would be removed.
+    if_exists(fs_err::remove_file(&blob))?;
     let is_begun = fs_err::metadata(&partial)?.len() > 0;
     let mut found = complete(wanted, &open, &partial, counter).await?;
     if is_begun && found != wanted.digest {
@@ -383,10 +385,6 @@ async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<
     let sha256 = hex::encode(hash.finalize());
     fs_err::create_dir_all(blobs.join("sha256"))?;
     fs_err::rename(partial, blobs.join("sha256").join(&sha256))?;
-    // The link is dangling if `gc` removed its target.
-    if fs_err::symlink_metadata(blob).is_ok() {
-        fs_err::remove_file(blob)?;
-    }
     Ok(fs_err::os::unix::fs::symlink(
         Path::new("../sha256").join(sha256),
         blob,
@@ -405,7 +403,7 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether an undamaged blob exists. Removes a damaged one.
+/// Returns whether an undamaged blob exists.
 async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> Result<bool> {
     let Some(mut file) = if_exists(fs_err::File::open(blob))? else {
         return Ok(false);
@@ -413,7 +411,6 @@ async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> R
     let mut hash = wanted.algorithm.hasher();
     let size = hash_on(&mut file, &mut *hash).await?;
     if hex::encode(hash.finalize()) != wanted.digest {
-        fs_err::remove_file(blob)?;
         return Ok(false);
     }
     wanted.size.check(wanted.name, size)?;

@@ -105,6 +105,16 @@ fn a_damaged_blob_is_fetched_again() {
     let url = serve(2, |_| ok(b"content"));
     let blob = get(&url, b"content", dir.path()).unwrap();
     fs_err::write(&blob, "rotten!").unwrap();
+    let wanted = Download {
+        name: "file",
+        algorithm: Algorithm::Sha256,
+        digest: &hex::encode(Sha256::digest(b"content")),
+        size: Size::AtMost(7),
+    };
+    let cancel = AtomicBool::new(false);
+    let found = run(&cancel, present(&blob, &wanted, &ByteCounter::default()));
+    // Another process may have put a good one there since.
+    assert!(!found.unwrap() && blob.exists());
     let blob = get(&url, b"content", dir.path()).unwrap();
     assert_eq!(fs_err::read(blob).unwrap(), b"content");
 }
