@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use crate::image::fetch;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::file;
 use fs_err as fs;
@@ -75,7 +76,7 @@ fn release(blobs: &Path, offline: bool, cancel: &AtomicBool) -> Result<Vec<u8>> 
         )
         .help(help));
     }
-    let zip = crate::image::blob(URL, SHA256, blobs, cancel)
+    let zip = fetch::fetch(URL, SHA256, blobs, cancel, &mut |_, _| {})
         .context(|| "cannot fetch ninja".to_owned())
         .map_err(|error| match error.kind() {
             Kind::Signal(_) => error,

@@ -203,13 +203,6 @@ fn with_work_directory(
     tree.remove_all(WORK)
 }
 
-/// Returns the file at `url` with this SHA-256 from the download cache, fetching it if necessary.
-pub(crate) fn blob(url: &str, sha256: &str, blobs: &Path, cancel: &AtomicBool) -> Result<PathBuf> {
-    let path = fetch::fetch(url, sha256, blobs, cancel, &mut |_, _| {})?;
-    fetch::verify(&path, sha256, cancel)?;
-    Ok(path)
-}
-
 /// Resolves `path` of a provider's table, and refuses other file types: opening a FIFO would block forever.
 fn input(
     path: &Path,
@@ -230,16 +223,19 @@ fn input(
 
 fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
     let progress = &mut *cx.task.progress;
+    let (cancel, sha256) = (cx.task.cancel, &table.sha256);
     let path = match (&table.path, &table.url) {
-        (Some(path), _) => input(path, "tarball", "a regular file", Metadata::is_file)?,
+        (Some(path), _) => {
+            let path = input(path, "tarball", "a regular file", Metadata::is_file)?;
+            fetch::verify(&path, sha256, cancel)?;
+            path
+        }
         (None, Some(url)) => {
             let mut report = |done, total| progress(BuildProgress::Bytes { done, total });
-            fetch::fetch(url, &table.sha256, cx.blobs, cx.task.cancel, &mut report)?
+            fetch::fetch(url, sha256, cx.blobs, cancel, &mut report)?
         }
         (None, None) => return Err(unexpected!("a tarball recipe without path and url")),
     };
-    // Cached files are verified too: disks fail, and the extraction must not see an unverified byte.
-    fetch::verify(&path, &table.sha256, cx.task.cancel)?;
     let options = tar::unpack::UnpackOptions {
         strip_components: table.strip_components,
         ..tar::unpack::UnpackOptions::default()
@@ -249,10 +245,14 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         fs_err::File::open(&path)?.into_file(),
         cx.into,
         &options,
-        cx.task.cancel,
+        cancel,
         &mut report,
     )
     .context(|| format!("cannot extract `{}`", path.display()))?;
+    if table.path.is_some() {
+        // The user's file may have changed in the meantime.
+        fetch::verify(&path, sha256, cancel)?;
+    }
     for (what, count) in report.dropped {
         progress(BuildProgress::Line(&format!("skipped: {what} ({count})")));
     }

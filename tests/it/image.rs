@@ -376,6 +376,9 @@ fn a_tarball_is_verified_and_keeps_its_bytes() {
     let error = place.build(&recipe(&"0".repeat(64)), "c").unwrap_err();
     assert_eq!(error.kind(), Kind::Drift);
     assert_eq!(fs_err::read_dir(place.path("c")).unwrap().count(), 0);
+    let mut change = |_: BuildProgress<'_>| fs_err::write(place.path("t.tar.zst"), "x").unwrap();
+    let error = place.build_with(&recipe(&digest), "e", &mut change);
+    assert_eq!(error.unwrap_err().kind(), Kind::Drift);
 }
 
 #[test]
