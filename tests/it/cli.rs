@@ -496,9 +496,14 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
         "{}",
         ran.err
     );
-    let doctor = place.run(&["doctor"]);
-    assert!(doctor.out.contains("it is not mounted"), "{}", doctor.out);
-    assert_eq!(doctor.code, 4);
+    std::os::unix::fs::symlink(place.path(), place.path().join("link")).unwrap();
+    for home in ["store", "link/store"] {
+        let home = place.path().join(home);
+        let mut doctor = place.command();
+        let doctor = Ran::of(doctor.env("ROCKENV_HOME", home).arg("doctor"));
+        assert!(doctor.out.contains("it is not mounted"), "{}", doctor.out);
+        assert_eq!(doctor.code, 4);
+    }
 
     // It also refuses a mount point that is not empty.
     fs::write("/etc/fstab", before).unwrap();

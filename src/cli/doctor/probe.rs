@@ -154,9 +154,13 @@ fn is_unmounted(home: &Path) -> bool {
     let Ok(table) = fs::read("/etc/fstab") else {
         return false;
     };
-    let mounted =
-        tree::mounts_at_or_below(home).is_ok_and(|points| points.iter().any(|point| point == home));
-    fstab::mounts(&table, home) && !mounted
+    // The kernel lists mount points without symlinks. fstab may have either path.
+    let real = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
+    let mounted = tree::mounts_at_or_below(&real).is_ok_and(|points| points.contains(&real));
+    !mounted
+        && [home, real.as_path()]
+            .iter()
+            .any(|at| fstab::mounts(&table, at))
 }
 
 fn leftovers(store: &Store) -> Vec<EnvName> {
