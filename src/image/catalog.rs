@@ -49,11 +49,10 @@ mod tests {
     #[test]
     fn a_users_recipe_comes_first_and_a_typo_is_answered() {
         let directory = tempfile::tempdir().unwrap();
-        fs_err::write(
-            directory.path().join("debian-trixie.toml"),
-            "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"/srv/tree\"\n",
-        )
-        .unwrap();
+        let file = directory.path().join("debian-trixie.toml");
+        let text =
+            "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"/srv/tree\"\n".to_owned();
+        fs_err::write(&file, &text).unwrap();
         let directories = [directory.path().to_path_buf().into()];
         assert_eq!(
             find(&directories, "debian-trixie").unwrap().provider(),
@@ -61,5 +60,8 @@ mod tests {
         );
         let error = find(&directories, "debian-trixi").unwrap_err();
         assert_eq!(error.help_text(), Some("did you mean `debian-trixie`?"));
+        fs_err::write(&file, text + &"\n".repeat(1 << 20)).unwrap();
+        let error = find(&directories, "debian-trixie").unwrap_err();
+        assert_has!(error.message(), "is larger than 1024 KiB");
     }
 }

@@ -212,8 +212,12 @@ pub struct Recipe {
 impl Recipe {
     /// Reads and checks a recipe file. Relative paths start from the file's directory.
     pub fn load(directories: &[catalog::Directory], path: &Path) -> Result<Self> {
-        let file = trusted_files::read(directories, path, LARGEST)?;
+        let file = trusted_files::read(directories, path, LARGEST + 1)?;
         let file = file.ok_or_else(|| invalid!("`{}` is not a regular file", path.display()))?;
+        if file.bytes.len() as u64 > LARGEST {
+            let limit = LARGEST / 1024;
+            return Err(invalid!("`{}` is larger than {limit} KiB", path.display()));
+        }
         let text = String::from_utf8(file.bytes)
             .map_err(|_| invalid!("`{}` is not UTF-8", path.display()))?;
         let base = path.parent().unwrap_or(Path::new("."));
