@@ -127,14 +127,6 @@ impl Authorities {
         }
     }
 
-    /// Returns the certificates for a program on the host; `None` if it already trusts the authorities.
-    fn for_host(&self) -> Result<Option<String>> {
-        match self {
-            Self::Host => Ok(None),
-            Self::Files(_) => Ok(Some(host().unwrap_or_default() + &self.pem()?)),
-        }
-    }
-
     /// Returns additional certificates for rockenv's own connections, which also trust the machine's authorities.
     pub(crate) fn of_clients() -> Result<Vec<reqwest::Certificate>> {
         match configured() {
@@ -223,10 +215,10 @@ impl ContainerAuthorities {
 
 /// Returns the list for programs on the host; `None` if they already trust the authorities.
 fn for_host() -> Result<Option<String>> {
-    Ok(configured()
-        .map(Authorities::for_host)
-        .transpose()?
-        .flatten())
+    match configured() {
+        None | Some(Authorities::Host) => Ok(None),
+        Some(files) => Ok(Some(host().unwrap_or_default() + &files.pem()?)),
+    }
 }
 
 /// Writes the list for programs on the host to a directory; `None` if they already trust the authorities.

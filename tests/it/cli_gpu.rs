@@ -146,7 +146,7 @@ fn plan_names_the_gpu_or_why_there_is_none() {
         plan(&machine, &["gfx90a"]),
         (
             None,
-            "this machine has gfx1100, gfx1036, not gfx90a".to_owned()
+            "this machine has gfx1036, gfx1100, not gfx90a".to_owned()
         )
     );
     assert_eq!(

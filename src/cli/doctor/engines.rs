@@ -18,11 +18,8 @@ pub(crate) struct Ability {
 
 /// Returns what each engine can do. An unusable engine can do nothing.
 pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
-    let row = |what, can: &dyn Fn(Engine) -> String| {
-        let [nspawn, docker, podman] = Engine::ALL.map(|engine| match facts.usable(engine) {
-            true => can(engine),
-            false => "-".to_owned(),
-        });
+    let ability = |what, can: &dyn Fn(Engine) -> String| {
+        let [nspawn, docker, podman] = Engine::ALL.map(can);
         Ability {
             what,
             nspawn,
@@ -30,12 +27,15 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
             podman,
         }
     };
-    let same = |text: &str| {
-        let text = text.to_owned();
-        move |_| text.clone()
+    let row = |what, can: &dyn Fn(Engine) -> String| {
+        ability(what, &|engine| match facts.usable(engine) {
+            true => can(engine),
+            false => "-".to_owned(),
+        })
     };
     let method = facts.store.method;
-    let mut rows = vec![
+    vec![
+        ability("usable here", &|engine| yes(facts.usable(engine))),
         row(
             "snapshot of the root file system",
             &|engine| match (engine, method) {
@@ -44,14 +44,11 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
                 (Engine::Docker | Engine::Podman, _) => "an image".to_owned(),
             },
         ),
-        row(
-            "snapshot of build volumes",
-            &same(&match method {
-                Some(method @ (Method::Btrfs | Method::Reflink)) => method.to_string(),
-                Some(Method::Overlay) => "no: an overlay store".to_owned(),
-                None => "no store".to_owned(),
-            }),
-        ),
+        row("snapshot of build volumes", &|_| match method {
+            Some(method @ (Method::Btrfs | Method::Reflink)) => method.to_string(),
+            Some(Method::Overlay) => "no: an overlay store".to_owned(),
+            None => "no store".to_owned(),
+        }),
         row("`memory-max`, `tasks-max`, OOM named", &|engine| {
             match engine {
                 // A user service gets only the controllers that systemd delegates, which requires cgroup v2.
@@ -85,16 +82,7 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
             &|_| yes(true),
         ),
         row("rootless", &|_| yes(!facts.root)),
-    ];
-    let [nspawn, docker, podman] = Engine::ALL.map(|engine| yes(facts.usable(engine)));
-    let usable = Ability {
-        what: "usable here",
-        nspawn,
-        docker,
-        podman,
-    };
-    rows.insert(0, usable);
-    rows
+    ]
 }
 
 fn yes(can: bool) -> String {

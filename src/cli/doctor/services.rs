@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::{Check, Facts, missing, note, ok};
 use crate::engine::choose::{Sockets, service_at};
 use crate::plan::resolve::Engine;
+use crate::sys::process::Program;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ServiceFacts {
@@ -46,8 +47,7 @@ fn program(engine: Engine) -> &'static str {
 }
 
 fn is_installed(engine: Engine) -> bool {
-    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-    which::which_in(program(engine), Some(path), "/").is_ok()
+    Program::find(program(engine), "containers").is_ok()
 }
 
 /// Returns the checks for services. Only the service of the engine for new envs is required.

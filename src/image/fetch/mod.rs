@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::image::certificates::Authorities;
+use crate::sys::atomic::{self, Survives};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::signals::stop_if;
@@ -395,12 +396,7 @@ async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<
 pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
     let directory = blobs.join("sha256");
     fs_err::create_dir_all(&directory)?;
-    let mut file = tempfile::NamedTempFile::new_in(&directory)?;
-    file.write_all(bytes)?;
-    file.persist(directory.join(sha256))
-        .map_err(|error| error.error)
-        .context(|| format!("cannot write into `{}`", directory.display()))?;
-    Ok(())
+    atomic::replace(&directory.join(sha256), bytes, Survives::Either)
 }
 
 /// Returns whether an undamaged blob exists.

@@ -3,13 +3,13 @@
 //!
 //! All paths are below a root directory, so that tests can simulate other machines.
 
-mod device;
 pub(crate) mod probe;
 pub(crate) mod select;
 #[cfg(test)]
 mod tests;
 mod topology;
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,6 @@ pub(crate) use select::{Choice, Selector};
 use crate::rocm::target::Target;
 use crate::sys::error::Result;
 use crate::sys::host::names_in;
-pub(crate) use device::Device;
 
 /// The compute driver's node, shared by all GPUs.
 pub(crate) const KFD: &str = "/dev/kfd";
@@ -120,9 +119,7 @@ impl Machine {
     /// Returns the machine's target if its GPUs have only one. `command` returns the command line with another target,
     /// for the help text.
     pub(crate) fn target(&self, command: impl Fn(&str) -> String) -> Result<Target> {
-        let mut isas: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
-        isas.sort_unstable();
-        isas.dedup();
+        let isas = self.isas();
         let first = self.gpus.iter().find_map(Gpu::target);
         let error = match (&isas[..], first) {
             ([_], Some(one)) => return Ok(one),
@@ -139,6 +136,12 @@ impl Machine {
                 command("gfx1103")
             ),
         }))
+    }
+
+    /// Returns the ISAs of the GPUs, sorted.
+    fn isas(&self) -> Vec<&str> {
+        let isas: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
+        isas.into_iter().collect()
     }
 
     /// Returns why this machine cannot run GPU code; `None` if it can.
@@ -182,6 +185,21 @@ impl Grant {
             .map(|path| device(&self.machine.root, path))
             .collect()
     }
+}
+
+/// A host device node in a container, as it was when the container was defined.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Absolute path in the container.
+    pub path: String,
+    /// Absolute path on the host, with links resolved.
+    pub source: PathBuf,
+    /// Major number, which may change when the driver is reloaded.
+    pub major: u64,
+    pub minor: u64,
+    /// The node's group.
+    pub gid: u32,
+    pub mode: u32,
 }
 
 /// Returns the groups that can open `devices`, except root's. A node that only root can open needs fixing, see `probe`.

@@ -160,24 +160,14 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
             },
         }
     }
-    let rootless = attempt.who.mapped;
-    match attempt.refusal() {
-        None => Finding {
-            path: path.to_owned(),
-            ok: true,
-            driver,
-            layer: None,
-            error: None,
-            mend: None,
-        },
-        Some((layer, error)) => Finding {
-            path: path.to_owned(),
-            ok: false,
-            driver: None,
-            layer: Some(layer),
-            error: Some(error),
-            mend: Some(layer.fix(path, rootless)),
-        },
+    let (layer, error) = attempt.refusal().unzip();
+    Finding {
+        path: path.to_owned(),
+        ok: layer.is_none(),
+        driver: driver.filter(|_| layer.is_none()),
+        layer,
+        error,
+        mend: layer.map(|layer| layer.fix(path, attempt.who.mapped)),
     }
 }
 

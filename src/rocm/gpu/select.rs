@@ -76,12 +76,9 @@ impl Machine {
                 }
                 let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
                 let Some(gpu) = fitting.next() else {
-                    let mut here: Vec<&str> =
-                        self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
-                    here.dedup();
                     return without(format!(
                         "this machine has {}, not {}",
-                        here.join(", "),
+                        self.isas().join(", "),
                         list(targets)
                     ));
                 };

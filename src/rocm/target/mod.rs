@@ -10,7 +10,6 @@ mod products;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 use std::sync::LazyLock;
 
 pub(crate) use compatibility::{Compatible, How, advised_variant, runs, without};
@@ -269,14 +268,6 @@ impl PartialOrd for Target {
 impl std::hash::Hash for Target {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.name().hash(state);
-    }
-}
-
-impl FromStr for Target {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::parse(name)
     }
 }
 
