@@ -55,7 +55,10 @@ mod tests {
         fs_err::write(&file, &text).unwrap();
         let directories = [directory.path().to_path_buf().into()];
         assert_eq!(
-            find(&directories, "debian-trixie").unwrap().provider(),
+            find(&directories, "debian-trixie")
+                .unwrap()
+                .source
+                .provider(),
             "directory"
         );
         let error = find(&directories, "debian-trixi").unwrap_err();

@@ -31,25 +31,14 @@ struct RawRecipe {
     #[serde(default)]
     description: String,
     /// What makes the root file system; the table of the same name configures it.
-    #[schemars(with = "Provider")]
+    // The parser reads any string, so that its error can suggest a name.
+    #[schemars(extend("enum" = PROVIDERS))]
     provider: At<String>,
     mmdebstrap: Option<At<Mmdebstrap>>,
     pacstrap: Option<At<Pacstrap>>,
     oci: Option<At<Oci>>,
     tarball: Option<At<Tarball>>,
     directory: Option<At<Directory>>,
-}
-
-// Only for the schema: the parser reads a string, so that its error can suggest a name.
-#[derive(JsonSchema)]
-#[serde(rename_all = "lowercase")]
-#[expect(dead_code, reason = "its variants exist for the JSON schema")]
-enum Provider {
-    Mmdebstrap,
-    Pacstrap,
-    Oci,
-    Tarball,
-    Directory,
 }
 
 /// A distribution that mmdebstrap builds.
@@ -180,7 +169,8 @@ pub enum Source {
 }
 
 impl Source {
-    fn provider(&self) -> &'static str {
+    /// Returns the provider's name.
+    pub(crate) fn provider(&self) -> &'static str {
         match self {
             Self::Mmdebstrap(_) => "mmdebstrap",
             Self::Pacstrap(_) => "pacstrap",
@@ -321,11 +311,6 @@ impl Recipe {
             Source::Oci(table) => table.path.is_some(),
             Source::Mmdebstrap(_) | Source::Pacstrap(_) | Source::Tarball(_) => false,
         }
-    }
-
-    /// Returns the provider's name.
-    pub fn provider(&self) -> &'static str {
-        self.source.provider()
     }
 
     /// Returns the recipe with open choices filled in from the pin. Choices that the recipe makes stay.

@@ -30,7 +30,7 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
         let of = image.as_ref();
         rows.push(object! {
             name: listed.name,
-            provider: recipe.provider(),
+            provider: recipe.source.provider(),
             description: recipe.description,
             built: of.map(|image| image.built),
             packages: of.map(|image| image.packages.len()),

@@ -222,6 +222,8 @@ fn a_pin_decides_what_the_recipe_leaves_open_and_nothing_else() {
 fn the_schema_is_closed() {
     let schema = serde_json::to_value(schema()).unwrap();
     assert_eq!(schema["additionalProperties"], false);
+    let providers = serde_json::json!(PROVIDERS);
+    assert_eq!(schema["properties"]["provider"]["enum"], providers);
     assert!(
         schema["$defs"]["Mmdebstrap"]["properties"]["apt-options"].is_object(),
         "{schema}"

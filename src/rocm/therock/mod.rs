@@ -12,7 +12,7 @@ pub(crate) mod tarballs;
 mod targets;
 mod topology;
 
-use std::io::{ErrorKind, Read as _};
+use std::io::Read as _;
 use std::path::Path;
 
 pub(crate) use drift::drift;
@@ -20,9 +20,9 @@ pub(crate) use fingerprints::ArtifactFingerprints;
 pub(crate) use targets::{Declared, Excluded};
 pub(crate) use topology::{ArtifactType as StageKind, Topology};
 
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
 
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -128,26 +128,18 @@ fn text(directory: &Path, file: &str) -> Result<Option<String>> {
 fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8>>> {
     let path = directory.join(below);
     let shown = || format!("cannot read `{}`", path.display());
-    // `O_DIRECTORY` rejects a FIFO or another special file without opening it.
-    let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
-    let top = fs_err::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(directory);
-    let top = match top {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
-        other => other?,
-    };
     let refused = || {
         invalid!(
             "`{}` is not a regular file of at most {largest} bytes",
             path.display()
         )
     };
-    let found = beneath::open_by(top.file(), below, OFlag::O_PATH, beneath::BELOW);
-    let file = match found.and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY)) {
+    // `O_DIRECTORY` rejects a FIFO or another special file without opening it.
+    let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let found = nix::fcntl::open(directory, flags, Mode::empty())
+        .and_then(|top| beneath::open_by(top, below, OFlag::O_PATH, beneath::BELOW))
+        .and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY));
+    let file = match found {
         Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
         Err(Errno::ELOOP) => return Err(refused().source("links are not followed")),
         other => fs_err::File::from_parts(other.context(shown)?.into(), &path),
