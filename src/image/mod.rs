@@ -20,7 +20,6 @@ use std::ffi::OsString;
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) use packages::{DPKG_STATUS, MAX_DATABASE, OsRelease, Package, gpu_code};
 pub use recipe::Recipe;
@@ -119,7 +118,7 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     if !tree.list(".")?.is_empty() {
         return Err(unexpected!("`{}` is not empty", cx.into.display()));
     }
-    let source_date = source_date(recipe, cx)?;
+    let source_date = source_date(recipe, cx);
     let mut resolved = None;
     match &recipe.source {
         Source::Mmdebstrap(table) => {
@@ -163,19 +162,12 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     })
 }
 
-fn source_date(recipe: &Recipe, cx: &BuildContext<'_>) -> Result<i64> {
-    if let Some(time) = recipe
-        .snapshot()
-        .and_then(recipe::snapshot_time)
-        .or(cx.source_date)
-    {
-        return Ok(time);
-    }
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_err(|_| unexpected!("the clock is before 1970"))?;
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    Ok(now - now % 86_400)
+fn source_date(recipe: &Recipe, cx: &BuildContext<'_>) -> i64 {
+    let named = recipe.snapshot().and_then(recipe::snapshot_time);
+    named.or(cx.source_date).unwrap_or_else(|| {
+        let now = jiff::Timestamp::now().as_second();
+        now - now % 86_400
+    })
 }
 
 fn with_work_directory(

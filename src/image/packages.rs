@@ -31,22 +31,19 @@ pub struct OsRelease {
 
 pub(super) fn os_release(tree: &Tree) -> Result<OsRelease> {
     let mut found = OsRelease::default();
-    for path in ["etc/os-release", "usr/lib/os-release"] {
-        let Some(data) = tree.read(path, 64 << 10)? else {
-            continue;
-        };
-        for line in String::from_utf8_lossy(&data).lines() {
-            let Some((key, value)) = line.split_once('=') else {
-                continue;
-            };
-            let value = value.trim().trim_matches(['"', '\'']).to_string();
-            match key.trim() {
-                "ID" => found.id = value,
-                "VERSION_ID" => found.version_id = value,
-                _ => {}
-            }
+    let read = |path| tree.read(path, 64 << 10);
+    let data = match read("etc/os-release")? {
+        None => read("usr/lib/os-release")?,
+        data => data,
+    };
+    for line in String::from_utf8_lossy(&data.unwrap_or_default()).lines() {
+        let (key, value) = line.split_once('=').unwrap_or_default();
+        let value = value.trim().trim_matches(['"', '\'']).to_string();
+        match key.trim() {
+            "ID" => found.id = value,
+            "VERSION_ID" => found.version_id = value,
+            _ => {}
         }
-        break;
     }
     Ok(found)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use jiff::civil::DateTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::oci::Platform;
@@ -271,37 +272,24 @@ impl Recipe {
     /// and the address of an archive, whose digest is included. The content of a `directory` is only known when it is
     /// built.
     pub fn digest(&self) -> String {
-        let value = match &self.source {
-            Source::Mmdebstrap(table) => {
-                serde_json::json!(["rockenv-image-1", "mmdebstrap", table])
-            }
-            Source::Pacstrap(table) => serde_json::json!(["rockenv-image-1", "pacstrap", table]),
+        let content = match &self.source {
+            Source::Mmdebstrap(table) => vec![json!(table)],
+            Source::Pacstrap(table) => vec![json!(table)],
             Source::Oci(table) => match (&table.path, table.sha256()) {
-                (None, Some(sha256)) => {
-                    serde_json::json!(["rockenv-image-1", "oci", sha256, table.platform])
-                }
-                (path, _) => serde_json::json!([
-                    "rockenv-image-1",
-                    "oci",
-                    table.reference,
-                    path.as_deref().map(path_digits),
-                    table.platform
-                ]),
+                (None, Some(sha256)) => vec![json!(sha256), json!(table.platform)],
+                (path, _) => vec![
+                    json!(table.reference),
+                    json!(path.as_deref().map(path_digits)),
+                    json!(table.platform),
+                ],
             },
-            Source::Tarball(table) => {
-                serde_json::json!([
-                    "rockenv-image-1",
-                    "tarball",
-                    table.sha256,
-                    table.strip_components
-                ])
-            }
-            Source::Directory(table) => {
-                serde_json::json!(["rockenv-image-1", "directory", path_digits(&table.path)])
-            }
+            Source::Tarball(table) => vec![json!(table.sha256), json!(table.strip_components)],
+            Source::Directory(table) => vec![json!(path_digits(&table.path))],
         };
+        let mut value = vec![json!("rockenv-image-1"), json!(self.source.provider())];
+        value.extend(content);
         // serde_json sorts keys and has a unique compact form, so the text is canonical JSON.
-        hex::encode(Sha256::digest(value.to_string().as_bytes()).as_slice())
+        hex::encode(Sha256::digest(json!(value).to_string()).as_slice())
     }
 
     /// Returns whether the digest includes the absolute path of files, and so depends on the recipe's own path.
@@ -371,35 +359,21 @@ pub(crate) fn schema() -> schemars::Schema {
     schemars::schema_for!(RawRecipe)
 }
 
+const SNAPSHOT_ID: &str = "%Y%m%dT%H%M%SZ";
+
 /// Returns the snapshot id of a time in seconds since 1970.
 pub(crate) fn snapshot_id(seconds: i64) -> Option<String> {
     let moment = jiff::Timestamp::from_second(seconds).ok()?;
-    Some(moment.strftime("%Y%m%dT%H%M%SZ").to_string())
+    Some(moment.strftime(SNAPSHOT_ID).to_string())
 }
 
 /// Returns the seconds since 1970 of a snapshot id `YYYYMMDDTHHMMSSZ`.
 pub(crate) fn snapshot_time(id: &str) -> Option<i64> {
-    let digits = |range: std::ops::Range<usize>| -> Option<i16> {
-        let part = id.get(range)?;
-        part.bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then(|| part.parse().ok())?
-    };
-    if id.len() != 16 || id.get(8..9) != Some("T") || id.get(15..) != Some("Z") {
-        return None;
-    }
-    let small = |range| digits(range).and_then(|number| i8::try_from(number).ok());
-    let moment = DateTime::new(
-        digits(0..4)?,
-        small(4..6)?,
-        small(6..8)?,
-        small(9..11)?,
-        small(11..13)?,
-        small(13..15)?,
-        0,
-    );
-    let zoned = moment.ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
-    Some(zoned.timestamp().as_second())
+    let moment = DateTime::strptime(SNAPSHOT_ID, id).ok()?;
+    let zoned = moment.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+    let seconds = zoned.timestamp().as_second();
+    // The parser also accepts signs, blanks and single digits.
+    (snapshot_id(seconds)? == id).then_some(seconds)
 }
 
 fn locate(error: Error, name: &str, line: usize) -> Error {

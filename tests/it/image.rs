@@ -56,7 +56,7 @@ impl Place {
         progress: &mut dyn FnMut(BuildProgress<'_>),
     ) -> Result<Built> {
         let into = self.path(name);
-        fs_err::create_dir(&into).unwrap();
+        fs_err::create_dir_all(&into).unwrap();
         let recipe = Recipe::parse(recipe, "test.toml", self.dir.path()).unwrap();
         let built = build(
             &recipe,
@@ -454,28 +454,8 @@ fn a_directory_with_a_mount_in_it_or_the_copy_itself_is_refused() {
 #[test]
 fn a_directory_that_is_not_empty_is_refused() {
     let place = Place::new();
-    fs_err::create_dir_all(place.path("from")).unwrap();
-    let recipe = Recipe::parse(
-        "schema=1\nprovider=\"directory\"\n[directory]\npath=\"x\"",
-        "t",
-        place.dir.path(),
-    )
-    .unwrap();
-    let outcome = build(
-        &recipe,
-        &mut BuildContext {
-            into: place.dir.path(),
-            blobs: &place.path("blobs"),
-            source_date: None,
-            task: TaskContext {
-                mirrors: &BTreeMap::new(),
-                logins: &rockenv::testing::Logins::default(),
-                notice: rockenv::testing::Notice::default(),
-                env: &BTreeMap::new(),
-                cancel: &AtomicBool::new(false),
-                progress: &mut |_| {},
-            },
-        },
-    );
-    assert!(outcome.unwrap_err().message().contains("is not empty"));
+    fs_err::create_dir(place.path("from")).unwrap();
+    let recipe = "schema=1\nprovider=\"directory\"\n[directory]\npath=\"x\"";
+    let error = place.build(recipe, "").unwrap_err();
+    assert!(error.message().contains("is not empty"));
 }

@@ -22,25 +22,20 @@ pub(crate) fn install(
         manager,
         proxies,
     };
-    let needed: Vec<&Tool> = tools
-        .iter()
-        .copied()
-        .filter(|tool| !tool.optional)
-        .collect();
-    let mut wanted = packages(&needed, manager);
+    let (optional, needed): (Vec<&Tool>, Vec<&Tool>) =
+        tools.iter().copied().partition(|tool| tool.optional);
+    let wanted = packages(&needed, manager);
     if manager == Manager::Apt {
-        return run.apt(&mut wanted, tools);
+        return run.apt(wanted, &optional);
     }
     if !wanted.is_empty() {
-        run.go(&manager.command(&wanted)).map_err(|error| {
-            if manager == Manager::Pacman {
-                error.help("pacman -Syu, then rockenv setup")
-            } else {
-                error
-            }
-        })?;
+        run.go(&manager.command(&wanted))
+            .map_err(|error| match manager {
+                Manager::Pacman => error.help("pacman -Syu, then rockenv setup"),
+                _ => error,
+            })?;
     }
-    for tool in tools.iter().filter(|tool| tool.optional) {
+    for tool in optional {
         run.optional(tool);
     }
     Ok(())
@@ -96,9 +91,9 @@ impl Run<'_> {
         )
     }
 
-    fn apt(&self, wanted: &mut Vec<&'static str>, tools: &[&Tool]) -> Result<()> {
-        let optional: Vec<&Tool> = tools.iter().copied().filter(|tool| tool.optional).collect();
-        let all = packages(tools, self.manager);
+    fn apt(&self, mut wanted: Vec<&'static str>, optional: &[&Tool]) -> Result<()> {
+        let mut all = packages(optional, self.manager);
+        all.extend(&wanted);
         let mut fresh = false;
         if !self.apt_knows(&all) && !lists_are_fresh() {
             self.refresh()?;
@@ -113,7 +108,7 @@ impl Run<'_> {
         if wanted.is_empty() {
             return Ok(());
         }
-        let mut argv = self.manager.command(wanted);
+        let mut argv = self.manager.command(&wanted);
         argv.insert(1, "-oDPkg::Lock::Timeout=120".to_owned());
         argv.insert(1, "-oDpkg::Use-Pty=0".to_owned());
         match self.go(&argv) {

@@ -40,10 +40,8 @@ impl StoreImage {
                 .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"));
         };
         if size < SMALLEST {
-            return Err(
-                usage!("{} is too small for a store", crate::ui::size::bytes(size))
-                    .help("rockenv setup --store-image 300G"),
-            );
+            return Err(usage!("{} is too small for a store", size::bytes(size))
+                .help("rockenv setup --store-image 300G"));
         }
         if !parent.is_dir() {
             return Err(not_found!("no directory `{}`", parent.display())

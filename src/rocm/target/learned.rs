@@ -191,23 +191,7 @@ mod tests {
     #[test]
     fn what_is_compiled_in_joined_with_itself_is_the_same() {
         let table = compiled_in();
-        let rows: Vec<Declared> = table
-            .targets
-            .iter()
-            .map(|row| Declared {
-                name: row.name.clone(),
-                product: row.product.clone(),
-                families: row.families.clone(),
-                excluded: row
-                    .excluded_projects
-                    .iter()
-                    .map(|project| Excluded {
-                        project: project.clone(),
-                        issue: row.exclusion_issues.get(project).cloned().flatten(),
-                    })
-                    .collect(),
-            })
-            .collect();
+        let rows: Vec<Declared> = table.targets.iter().map(TargetInfo::as_declared).collect();
         let mut joined = compiled_in();
         Learned::of(Path::new("/src"), &rows).join(&mut joined);
         assert_eq!(joined.families, table.families);

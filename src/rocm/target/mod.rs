@@ -17,6 +17,8 @@ pub(crate) use learned::{Learned, file as learned_file};
 use serde::{Deserialize, Serialize};
 
 use crate::rocm::therock::Declared;
+#[cfg(test)]
+use crate::rocm::therock::Excluded;
 use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
 
@@ -288,6 +290,23 @@ impl TryFrom<String> for Target {
 impl From<Target> for String {
     fn from(target: Target) -> Self {
         target.name().to_owned()
+    }
+}
+
+#[cfg(test)]
+impl TargetInfo {
+    /// Returns the row as a checkout would declare it.
+    pub(crate) fn as_declared(&self) -> Declared {
+        let excluded = self.excluded_projects.iter().map(|project| Excluded {
+            project: project.clone(),
+            issue: self.exclusion_issues.get(project).cloned().flatten(),
+        });
+        Declared {
+            name: self.name.clone(),
+            product: self.product.clone(),
+            families: self.families.clone(),
+            excluded: excluded.collect(),
+        }
     }
 }
 

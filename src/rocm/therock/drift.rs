@@ -281,21 +281,10 @@ mod tests {
 
     /// Returns a checkout that matches the built-in table.
     fn same() -> Checkout {
-        let targets = target::all().map(|target| {
-            let info = target.info();
-            let excluded = info.excluded_projects.iter().map(|project| Excluded {
-                project: project.clone(),
-                issue: info.exclusion_issues.get(project).cloned().flatten(),
-            });
-            Declared {
-                name: target.to_string(),
-                product: info.product.clone(),
-                families: info.families.clone(),
-                excluded: excluded.collect(),
-            }
-        });
         Checkout {
-            targets: targets.collect(),
+            targets: target::all()
+                .map(|target| target.info().as_declared())
+                .collect(),
             ignored: Vec::new(),
             version: None,
             topology: None,
