@@ -54,9 +54,8 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
     inputs.excluded = Some(excluded.collect());
     let differences = drift(&checkout);
     let named = targets.iter().chain(&inputs.machine_targets);
-    let changed = named.filter(|target| differences.iter().any(|drift| drift.is_of(target.name())));
     let declared =
-        changed.filter_map(|target| Some(target.declared(checkout.target(target.name())?)));
+        named.filter_map(|target| Some(target.declared(checkout.target(target.name())?)));
     inputs.declared = declared.collect();
     if let [first, rest @ ..] = differences.as_slice() {
         let more = match rest.len() {

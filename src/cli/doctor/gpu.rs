@@ -101,13 +101,7 @@ pub(super) mod tests {
 
     pub(in super::super) fn nothing() -> GpuFacts {
         GpuFacts {
-            machine: Machine {
-                gpus: Vec::new(),
-                kfd: false,
-                on_bus: false,
-                wsl: false,
-                root: "/".into(),
-            },
+            machine: Machine::detect("/nonexistent".as_ref()),
             nodes: Vec::new(),
         }
     }
@@ -145,8 +139,7 @@ pub(super) mod tests {
                 }],
                 kfd: true,
                 on_bus: true,
-                wsl: false,
-                root: "/".into(),
+                ..nothing().machine
             },
             nodes: vec![node("/dev/kfd", 0), node("/dev/dri/renderD128", 128)],
         }

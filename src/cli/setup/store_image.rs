@@ -22,6 +22,9 @@ const SMALLEST: u64 = 1 << 30;
 
 const FSTAB: &str = "/etc/fstab";
 
+/// A completed step, and what undoes it.
+type Undo<'a> = (String, Box<dyn FnOnce() -> Result<()> + 'a>);
+
 #[derive(Debug)]
 pub(crate) struct StoreImage {
     /// Mount point: the store's root.
@@ -100,12 +103,11 @@ impl StoreImage {
 
     /// Creates and mounts the image. Undoes everything on failure or a signal.
     pub(crate) fn make(&self, ui: &Ui, signals: &Signals) -> Result<()> {
-        let mut done = Vec::new();
+        let mut done: Vec<Undo<'_>> = Vec::new();
         let result = self.make_steps(ui, signals, &mut done);
         if result.is_err() {
-            for step in done.into_iter().rev() {
-                let what = format!("{step:?}");
-                if let Err(error) = step.undo() {
+            for (what, undo) in done.into_iter().rev() {
+                if let Err(error) = undo() {
                     ui.warn(&format!("cannot undo {what}: {}", error.chain().join(": ")));
                 }
             }
@@ -113,7 +115,12 @@ impl StoreImage {
         result
     }
 
-    fn make_steps(&self, ui: &Ui, signals: &Signals, done: &mut Vec<Done>) -> Result<()> {
+    fn make_steps<'a>(
+        &'a self,
+        ui: &Ui,
+        signals: &Signals,
+        done: &mut Vec<Undo<'a>>,
+    ) -> Result<()> {
         let go_on = || match signals.pending()? {
             Some(number) => Err(Error::new(
                 Kind::Signal(number),
@@ -128,7 +135,10 @@ impl StoreImage {
                 .create_new(true)
                 .mode(0o600)
                 .open(&self.file)?;
-            done.push(Done::File(self.file.clone()));
+            done.push((
+                format!("the file `{}`", self.file.display()),
+                Box::new(move || Ok(fs::remove_file(&self.file)?)),
+            ));
             file.set_len(self.size)?;
         }
         go_on()?;
@@ -145,7 +155,10 @@ impl StoreImage {
         go_on()?;
         if !self.at.exists() {
             fs::create_dir(&self.at)?;
-            done.push(Done::Directory(self.at.clone()));
+            done.push((
+                format!("the directory `{}`", self.at.display()),
+                Box::new(move || Ok(fs::remove_dir(&self.at)?)),
+            ));
         }
         let before = read_table()?;
         let after = fstab::with(
@@ -153,7 +166,10 @@ impl StoreImage {
             &fstab::line(&self.file, &self.at),
         );
         fstab::replace(Path::new(FSTAB), &after)?;
-        done.push(Done::Table { before, after });
+        done.push((
+            format!("the line in {FSTAB}"),
+            Box::new(move || restore_table(before.as_deref(), &after)),
+        ));
         go_on()?;
         // Mounts through the fstab entry, which proves that it will work at the next boot.
         run("mount", &[self.at.as_os_str()]).context(|| {
@@ -163,7 +179,10 @@ impl StoreImage {
                 self.at.display()
             )
         })?;
-        done.push(Done::Mount(self.at.clone()));
+        done.push((
+            format!("the mount at `{}`", self.at.display()),
+            Box::new(move || Ok(umount2(&self.at, MntFlags::empty())?)),
+        ));
         go_on()?;
         let store = Store::open(&self.at)?;
         if store.method() != Method::Btrfs {
@@ -245,46 +264,13 @@ fn run(name: &str, arguments: &[&std::ffi::OsStr]) -> Result<()> {
         .map(drop)
 }
 
-/// A completed step with the data to undo it.
-enum Done {
-    File(PathBuf),
-    Directory(PathBuf),
-    Mount(PathBuf),
-    Table {
-        before: Option<Vec<u8>>,
-        after: Vec<u8>,
-    },
-}
-
-impl std::fmt::Debug for Done {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::File(path) => write!(f, "the file `{}`", path.display()),
-            Self::Directory(path) => write!(f, "the directory `{}`", path.display()),
-            Self::Mount(path) => write!(f, "the mount at `{}`", path.display()),
-            Self::Table { .. } => write!(f, "the line in {FSTAB}"),
-        }
+fn restore_table(before: Option<&[u8]>, after: &[u8]) -> Result<()> {
+    if read_table()?.as_deref() != Some(after) {
+        return Err(busy!("another program changed it in the meantime")
+            .help(format!("remove the line with {} manually", fstab::MARK)));
     }
-}
-
-impl Done {
-    fn undo(self) -> Result<()> {
-        match self {
-            Self::File(path) => fs::remove_file(path)?,
-            Self::Directory(path) => fs::remove_dir(path)?,
-            Self::Mount(path) => umount2(&path, MntFlags::empty())
-                .context(|| format!("cannot unmount `{}`", path.display()))?,
-            Self::Table { before, after } => {
-                if read_table()?.as_deref() != Some(&after) {
-                    return Err(busy!("another program changed it in the meantime")
-                        .help(format!("remove the line with {} manually", fstab::MARK)));
-                }
-                match before {
-                    Some(before) => fstab::replace(Path::new(FSTAB), &before)?,
-                    None => fs::remove_file(FSTAB)?,
-                }
-            }
-        }
-        Ok(())
+    match before {
+        Some(before) => fstab::replace(Path::new(FSTAB), before),
+        None => Ok(fs::remove_file(FSTAB)?),
     }
 }

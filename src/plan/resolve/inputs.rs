@@ -47,7 +47,7 @@ pub(crate) struct Inputs {
     pub fingerprints: BTreeMap<String, Fingerprint>,
     /// TheRock's fingerprints, by the key of the step that made them.
     pub prints: BTreeMap<StepKey, ArtifactFingerprints>,
-    /// Targets that a checkout declares differently from the built-in table.
+    /// The named targets as a checkout declares them.
     pub declared: Vec<Target>,
     /// The source's exclusions, by target and project, with the issue behind each; default: the built-in ones.
     pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,

@@ -104,26 +104,6 @@ pub(crate) enum Drift {
     },
 }
 
-impl Drift {
-    /// Returns whether the difference concerns this target.
-    pub(crate) fn is_of(&self, name: &str) -> bool {
-        match self {
-            Self::NewTarget { target, .. }
-            | Self::NoTarget { target }
-            | Self::Product { target, .. }
-            | Self::Families { target, .. }
-            | Self::Excluded { target, .. }
-            | Self::Included { target, .. }
-            | Self::Issue { target, .. } => target == name,
-            Self::NewStage { .. }
-            | Self::NoStage { .. }
-            | Self::Stage { .. }
-            | Self::NewArtifact { .. }
-            | Self::NoArtifact { .. } => false,
-        }
-    }
-}
-
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let none = "none";

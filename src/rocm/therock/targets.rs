@@ -181,12 +181,11 @@ include(therock_custom_amdgpu_targets OPTIONAL)
             .iter()
             .map(|one| (one.project.as_str(), one.issue.as_deref()))
             .collect();
-        let issue = |number: &'static str| Some(number);
         assert_eq!(
             excluded,
             [
-                ("hipSPARSELt", issue("https://example.org/1")),
-                ("rccl", issue("https://example.org/2")),
+                ("hipSPARSELt", Some("https://example.org/1")),
+                ("rccl", Some("https://example.org/2")),
                 ("rccl-tests", None)
             ]
         );
