@@ -20,19 +20,15 @@ pub(crate) struct ServiceFacts {
 
 impl ServiceFacts {
     pub(super) fn probe(sockets: &Sockets) -> Vec<Self> {
-        let ask = |engine| match service_at(engine, sockets) {
-            Ok(service) => Self {
+        let ask = |engine| {
+            let found = service_at(engine, sockets);
+            let problem = |error| super::probe::problem(error, "rockenv doctor");
+            Self {
                 engine,
-                installed: true,
-                version: Some(service.version),
-                problem: None,
-            },
-            Err(error) => Self {
-                engine,
-                installed: is_installed(engine),
-                version: None,
-                problem: Some(super::probe::problem(&error, "rockenv doctor")),
-            },
+                installed: found.is_ok() || is_installed(engine),
+                problem: found.as_ref().err().map(problem),
+                version: found.ok().map(|service| service.version),
+            }
         };
         Engine::SERVICES.map(ask).to_vec()
     }

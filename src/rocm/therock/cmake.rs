@@ -227,24 +227,17 @@ fn bracket(text: &str) -> Option<usize> {
 
 fn unescape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    let mut escaped = false;
-    for c in text.chars() {
-        match (escaped, c) {
-            (false, '\\') => escaped = true,
-            (true, 'n') => {
-                out.push('\n');
-                escaped = false;
-            }
-            (true, 't') => {
-                out.push('\t');
-                escaped = false;
-            }
-            // A line continuation.
-            (true, '\n') => escaped = false,
-            (_, c) => {
-                out.push(c);
-                escaped = false;
-            }
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some('n') => out.push('\n'),
+                Some('t') => out.push('\t'),
+                // A line continuation.
+                Some('\n') | None => {}
+                Some(escaped) => out.push(escaped),
+            },
+            c => out.push(c),
         }
     }
     out
