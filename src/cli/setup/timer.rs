@@ -95,7 +95,9 @@ impl Timer {
 pub(crate) fn check_owner(program: &Path) -> Result<()> {
     for path in program.ancestors() {
         let found = fs::metadata(path)?;
-        let anybody_writes = found.mode() & 0o1002 == 0o002;
+        // In a sticky directory users replace their own files only. On a file the bit means nothing.
+        let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
+        let anybody_writes = found.mode() & 0o002 != 0 && !is_sticky;
         if found.uid() != 0 || anybody_writes {
             return Err(usage!(
                 "other users can change `{}`, and root would run `{}` every day",
@@ -160,5 +162,8 @@ mod tests {
             let by_root = nix::unistd::geteuid().is_root();
             assert_eq!(check_owner(&program).is_ok(), good && by_root);
         }
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1757);
+        fs::set_permissions(&program, mode).unwrap();
+        assert!(check_owner(&program).is_err());
     }
 }
