@@ -53,7 +53,7 @@ use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
 use crate::store::config::Config;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::{Kind, Result};
+use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::name::StepName;
 use crate::sys::shell::quoted_path;
@@ -106,6 +106,23 @@ enum StepEnd {
     Frozen(LayerId),
     /// The step left no snapshot, and no later step runs.
     Stopped(Ended),
+}
+
+impl StepEnd {
+    fn of(error: Error, signals: &Signals) -> Self {
+        Self::Stopped(Ended::failed(error, signals))
+    }
+}
+
+/// Ends execution early. A signal before the first step began is an error: the user must repeat the whole command, with
+/// `--rerun`.
+fn stopped(ended: Ended, has_begun: bool) -> Result<Option<ExecutionProgress>> {
+    match ended {
+        Ended::Interrupted(signal) if !has_begun => {
+            Err(Error::new(Kind::Signal(signal), "interrupted"))
+        }
+        ended => Ok(Some(ExecutionProgress::Ended(ended))),
+    }
 }
 
 impl Execution<'_, '_> {
@@ -181,14 +198,7 @@ impl Execution<'_, '_> {
             match self.is_stale_before(step, last.is_some()) {
                 Ok(false) => {}
                 Ok(true) => return Ok(Some(ExecutionProgress::Changed(last.cloned()))),
-                // No step has begun, so the user must repeat the whole command, with `--rerun`.
-                Err(error) if last.is_none() && matches!(error.kind(), Kind::Signal(_)) => {
-                    return Err(error);
-                }
-                Err(error) => {
-                    let ended = Ended::failed(error, self.signals);
-                    return Ok(Some(ExecutionProgress::Ended(ended)));
-                }
+                Err(error) => return stopped(Ended::failed(error, self.signals), last.is_some()),
             }
             self.reporter.emit(&Event::StepStarted {
                 index,
@@ -199,17 +209,16 @@ impl Execution<'_, '_> {
             });
             let begun = Instant::now();
             let ended = self.run_step(index, step, run);
-            let ended =
-                ended.unwrap_or_else(|error| StepEnd::Stopped(Ended::failed(error, self.signals)));
-            match ended {
+            let has_begun = last.is_some() || ended.is_ok();
+            match ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)) {
                 StepEnd::Frozen(layer) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Done, cost.into());
                     durable.add(layer);
                     last = Some(&planned.name);
                 }
-                StepEnd::Stopped(stopped) => {
-                    let cost = match stopped {
+                StepEnd::Stopped(ended) => {
+                    let cost = match ended {
                         // Nothing else was measured.
                         Ended::Broke(_) => event::Cost {
                             wall_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -217,12 +226,12 @@ impl Execution<'_, '_> {
                         },
                         _ => self.cost_of(&step.name).into(),
                     };
-                    let outcome = match stopped {
+                    let outcome = match ended {
                         Ended::Interrupted(_) => event::Outcome::Interrupted,
                         _ => event::Outcome::Failed,
                     };
                     self.finished(index, total, &step.name, outcome, cost);
-                    return Ok(Some(ExecutionProgress::Ended(stopped)));
+                    return stopped(ended, has_begun);
                 }
             }
         }

@@ -26,11 +26,11 @@ use crate::ui::metrics::Row;
 type Lookups = (u64, u64);
 
 impl Execution<'_, '_> {
+    /// Runs a step. An error means that it has not begun, for example because a hook could not be applied.
     pub(super) fn run_step(&mut self, index: u32, step: &Step, run: &str) -> Result<StepEnd> {
         let parent = self.env.known_record()?.head.layer.clone();
         let (views, foreign) = self.views(index, step, parent.as_ref(), run)?;
-        let lookups = self.lookups();
-        let mut attempt = Attempt {
+        let attempt = Attempt {
             index,
             step,
             tree: self.env.checkout_tree(parent.as_ref())?,
@@ -42,8 +42,21 @@ impl Execution<'_, '_> {
         let mut seen = self.spec.visible(step);
         let sees_volumes = seen.any(|volume| volume.kind == VolumeKind::Build);
         self.env.begin_step(&step.key, sees_volumes)?;
+        let ended = self.run_begun(attempt, foreign, run);
+        Ok(ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)))
+    }
+
+    /// Runs a step that has begun. With `foreign`, its views have files that a clean build would not have; see `views`.
+    fn run_begun(
+        &mut self,
+        mut attempt: Attempt<'_>,
+        foreign: Option<bool>,
+        run: &str,
+    ) -> Result<StepEnd> {
+        let (step, parent) = (attempt.step, attempt.parent);
+        let lookups = self.lookups();
         let before = self.outputs_before(step)?;
-        let others = self.sees_other_files(step, &before, parent.as_ref())?;
+        let others = self.sees_other_files(step, &before, parent)?;
         let foreign = foreign.or(others.then_some(false));
         let inputs = self.inputs_before(step)?;
         let began = SystemTime::now();
@@ -92,7 +105,7 @@ impl Execution<'_, '_> {
                             self.reporter.warn(message);
                         }
                         self.measure(&attempt, Outcome::Done, &ran, lookups)?;
-                        self.keep_results(&before, &attempt.tree, parent.as_ref())?;
+                        self.keep_results(&before, &attempt.tree, parent)?;
                         return Ok(StepEnd::Frozen(
                             self.freeze(&attempt, &ran, outputs, foreign)?,
                         ));

@@ -10,8 +10,9 @@ use std::process::Command;
 
 use crate::support::env::{TestStore, build_user};
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::run::wait_until;
+use crate::support::run::{processes_called, wait_until};
 use fs_err as fs;
+use nix::sys::signal::Signal;
 
 const STEPS: &str = r#"
 hooks = ["fix"]
@@ -522,22 +523,24 @@ fn a_script_that_removes_a_directory_changes_its_files() {
         .sh("cd /v/src; ls; cat a.txt")
         .ok()
         .prints("a.txt\nd\nempty\nmade-by-step\nONE\nmore");
-    // A killed script leaves nothing that a later command would take for finished.
+    // A script that was stopped leaves nothing that a later command would take for finished. Its step has not begun, so
+    // the whole command is to be repeated.
     let sleeper = store.sleeper();
     hook(
         &store,
         "fix",
         &format!("{EDIT}\n[script]\nrun = \"echo half > b.txt; {sleeper}\"\nchanges = ['b.txt']\n"),
     );
-    let up = store.start(&["up", store.env()]);
-    wait_until("the script runs", || {
-        !crate::support::run::processes_called(&sleeper).is_empty()
-    });
-    up.signal(nix::sys::signal::Signal::SIGKILL);
-    up.wait().exits(137);
-    wait_until("the script has ended", || {
-        crate::support::run::processes_called(&sleeper).is_empty()
-    });
+    let rerun = ["up", store.env(), "--rerun", "configure"];
+    for (signal, said) in [(Signal::SIGINT, &*rerun.join(" ")), (Signal::SIGKILL, "")] {
+        let up = store.start(&rerun);
+        wait_until("the script runs", || !processes_called(&sleeper).is_empty());
+        up.signal(signal);
+        up.wait().exits(128 + signal as i32).says(&[said]);
+        wait_until("the script has ended", || {
+            processes_called(&sleeper).is_empty()
+        });
+    }
     script("echo whole >> b.txt", "'b.txt'").ok();
     store.sh("cat /v/src/b.txt").ok().prints("two\nwhole");
     assert_eq!(seen(&src), before);
