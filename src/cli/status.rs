@@ -14,7 +14,7 @@ use crate::execute::samples_beside;
 use crate::plan::ids::EnvName;
 use crate::plan::image::Image;
 use crate::plan::record::{INTERRUPTED, Outcome, Record};
-use crate::plan::samples::Sample;
+use crate::plan::samples::{self, Sample};
 use crate::plan::step_log::StepLog;
 use crate::store::{Store, lock};
 use crate::sys::error::{Kind, Result};
@@ -109,7 +109,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let is_building = build.is_some();
     let now = build.and_then(|build| now(&store, &name, &record, build.since));
     if let Some(Now::Running(step, usage)) = &now {
-        cx.ui.data(&format!("now      step {step}, {usage}\n"));
+        cx.ui.data(&format!("now      step {step}{usage}\n"));
     }
     cx.ui.table(&steps(&record, now.as_ref()));
     note_steps(cx, &name, &record);
@@ -186,7 +186,7 @@ fn targets_row(record: &Record) -> String {
 
 /// What an `up` is doing.
 enum Now {
-    /// Runs this step, with this resource usage.
+    /// Runs this step, with this resource usage, if known.
     Running(String, String),
     /// Has not begun this step, the next one.
     Waiting(String),
@@ -199,22 +199,23 @@ fn now(store: &Store, env: &EnvName, record: &Record, since: Timestamp) -> Optio
         let step = record.steps.iter().find(|step| *step.name == *log.step);
         log.is_since(since) && step.is_none_or(|step| step.outcome == Outcome::Pending)
     };
-    // The container starts before its first sample is taken.
-    let running = newest.filter(is_running).and_then(|log| {
-        let path = store.env_dir(env).join(log.to_string());
-        let samples = fs_err::read_to_string(samples_beside(&path)).ok()?;
-        let sample: Sample = samples.lines().next_back()?.parse().ok()?;
-        let took = size::duration(Duration::from_millis(sample.at_ms));
-        let load = size::load(sample.jobs, sample.memory);
-        let usage = [took, load].into_iter().filter(|part| !part.is_empty());
-        let usage: Vec<String> = usage.collect();
-        Some(Now::Running(log.step, usage.join(", ")))
-    });
-    running.or_else(|| {
-        let mut steps = record.steps.iter();
-        let next = steps.find(|step| step.outcome == Outcome::Pending)?;
-        Some(Now::Waiting(next.name.to_string()))
-    })
+    if let Some(log) = newest.filter(is_running) {
+        let samples = samples_beside(&store.env_dir(env).join(log.to_string()));
+        let samples = fs_err::read_to_string(samples).unwrap_or_default();
+        let usage = samples::parse(&samples).last().map(usage);
+        return Some(Now::Running(log.step, usage.unwrap_or_default()));
+    }
+    let mut steps = record.steps.iter();
+    let next = steps.find(|step| step.outcome == Outcome::Pending)?;
+    Some(Now::Waiting(next.name.to_string()))
+}
+
+/// Returns the time since a step began and its load, as the end of a line. A full disk has no room for samples.
+fn usage(sample: &Sample) -> String {
+    let took = size::duration(Duration::from_millis(sample.at_ms));
+    let load = size::load(sample.jobs, sample.memory);
+    let parts = [took, load].into_iter().filter(|part| !part.is_empty());
+    parts.map(|part| format!(", {part}")).collect()
 }
 
 /// Returns the table of an env's steps with their costs.
