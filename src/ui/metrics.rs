@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::account::{FilePlace, caller};
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::sys::name::StepName;
 use crate::ui::event::{Cost, Outcome};
 
@@ -68,9 +68,11 @@ impl Rows {
         let place = FilePlace::new(caller(), path).map_err(|error| error.help(help))?;
         Ok(Self {
             path: path.to_owned(),
-            file: place
-                .append()
-                .map_err(|error| error.help("--metrics ./metrics.jsonl"))?,
+            file: place.append().map_err(|error| match error.kind() {
+                // The error has its own help.
+                Kind::OutOfSpace => error,
+                _ => error.help("--metrics ./metrics.jsonl"),
+            })?,
             slurm_job: slurm_job.map(str::to_owned),
             written: Mutex::default(),
         })

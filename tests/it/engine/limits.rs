@@ -1,13 +1,14 @@
 //! Limits of memory, processes, time and disk: where steps fail, how rockenv reports it, and what stays.
 
 use std::io::Write as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
 use super::logs::{OUT, release};
 use crate::support::env::TestStore;
-use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::run::{processes_called, wait_until};
 
 #[test]
@@ -285,4 +286,13 @@ fn a_full_disk_is_one_that_the_step_filled() {
         .rockenv(&["up", store.env()])
         .exits(10)
         .says(&["step `one` ran out of disk"]);
+    // The disk has no room for a file of metrics either.
+    let found = nix::sys::statvfs::statvfs(disk.path()).unwrap();
+    let full = format!("remount,nr_inodes={}", found.files() - found.files_free());
+    run(Command::new("mount").args(["-o", &full]).arg(disk.path()));
+    let rows = disk.join("rows");
+    store
+        .rockenv(&["up", store.env(), "--metrics", rows.to_str().unwrap()])
+        .exits(10)
+        .says(&["cannot write in", "help: rockenv gc"]);
 }
