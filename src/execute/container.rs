@@ -185,7 +185,7 @@ pub(crate) fn inputs_digest(
     let sources = source::directories(store, spec);
     let volumes = spec.volumes.iter().map(|volume| {
         let path = match (volume.kind, &volume.source) {
-            // Its lock keeps it.
+            // Replaced only under the env's lock, which the container's holder has.
             (VolumeKind::Build, _) => None,
             (_, VolumeSource::Path(path)) => Some(path.clone()),
             (_, VolumeSource::Git(_)) => sources.get(&volume.name).cloned(),
