@@ -75,11 +75,16 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
     let Some(stack) = atomic::read_json::<Stack>(&stack_file(&directory))? else {
         return Ok(None);
     };
-    let is_copy = env.known_record()?.service.is_some();
-    Ok(stack.upper.as_ref().map(|upper| match is_copy {
-        true => PatchedSource::Copy(directory.join(upper)),
-        false => PatchedSource::Overlay(stack.view(&directory, upper)),
-    }))
+    let Some(upper) = &stack.upper else {
+        return Ok(None);
+    };
+    if env.known_record()?.service.is_some() {
+        return Ok(Some(PatchedSource::Copy(directory.join(upper))));
+    }
+    // A command that was killed while it made another layer may have removed it.
+    fs::create_dir_all(work(&directory))?;
+    let view = stack.view(&directory, upper);
+    Ok(Some(PatchedSource::Overlay(view)))
 }
 
 struct ViewedStep<'s> {

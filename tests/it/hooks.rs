@@ -251,6 +251,10 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
             .replace("generated", "two"),
     );
     store.up();
+    if !is_at_service() {
+        // As after an `up` that was killed while it made a layer.
+        fs::remove_dir_all(store.env_dir().join("views/src/work")).unwrap();
+    }
     // The step's own line stays below the hook's change.
     store
         .sh("cat $HOME/build")
