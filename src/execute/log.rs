@@ -155,12 +155,18 @@ impl Log {
         let signed = |value: u64| i64::try_from(value).map_err(|_| Errno::EFBIG);
         let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let file = self.file.get_ref().file();
-        match fallocate(file, how, signed(start)?, signed(end - start)?) {
-            Ok(()) => self.hole = Some((start, end)),
+        let punched = fallocate(file, how, signed(start)?, signed(end - start)?);
+        self.punched(punched, (start, end))
+    }
+
+    /// Takes the outcome of making a hole, for which the disk may be too full.
+    fn punched(&mut self, outcome: nix::Result<()>, hole: (u64, u64)) -> Result<()> {
+        match outcome {
+            Ok(()) => self.hole = Some(hole),
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {
                 (self.hole, self.dropped) = (None, Some(0));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return self.unless_full(Err(error.into())),
         }
         Ok(())
     }
@@ -266,6 +272,10 @@ mod tests {
             let kept = log.unless_full(Err(kind.into()));
             assert_eq!((kept.is_ok(), log.lossy), (is_lossy, is_lossy), "{kind}");
         }
+        let mut log = Log::create(&directory.path().join("log"), 1 << 30).unwrap();
+        log.punched(Err(Errno::ENOSPC), (0, 1)).unwrap();
+        assert_eq!(log.hole, None);
+        assert!(log.punched(Err(Errno::EIO), (0, 1)).is_err());
     }
 
     #[test]
