@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use serde::Serialize;
 
-use crate::engine::docker::Service;
+use crate::engine::docker::{ArchiveEntry, Service};
 use crate::plan::record::Snapshot;
 use crate::store::snapshot::no_snapshot;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::{Result, if_exists};
+use crate::sys::error::Result;
 use crate::tree::{Method, listing, overlay};
 
 /// What happened to a path.
@@ -62,7 +63,7 @@ pub(crate) fn diff(
         None => live(store, env)?,
     };
     let mut changes = Vec::new();
-    compare(&before, &after, Path::new("/"), &mut changes)?;
+    compare(Some(&before), &after, Path::new("/"), &mut changes)?;
     Ok(changes)
 }
 
@@ -92,11 +93,12 @@ fn diff_at(
             path: path.clone(),
         })
     };
-    // As for other engines, files in a deleted directory are not listed.
+    // As for other engines, files in a deleted or replaced directory are not listed.
+    let is_directory = |entry: &ArchiveEntry| entry.kind == tar::EntryType::Directory.as_byte();
     let gone = |path: &PathBuf| {
         path.ancestors()
             .skip(1)
-            .any(|above| before.contains_key(above) && !after.contains_key(above))
+            .any(|above| before.contains_key(above) && !after.get(above).is_some_and(is_directory))
     };
     let changes = paths.into_iter().filter(|path| !gone(path));
     Ok(changes.filter_map(change).collect())
@@ -139,58 +141,80 @@ fn live(store: &Store, env: &mut LockedEnv<'_>) -> Result<PathBuf> {
     Ok(place)
 }
 
-fn entries(directory: &Path) -> Result<BTreeMap<OsString, std::fs::Metadata>> {
-    let mut found = BTreeMap::new();
-    for entry in if_exists(fs::read_dir(directory))?.into_iter().flatten() {
+fn entries(directory: &Path) -> Result<BTreeMap<OsString, Metadata>> {
+    let entries = fs::read_dir(directory)?.map(|entry| {
         let entry = entry?;
-        found.insert(entry.file_name(), entry.metadata()?);
-    }
-    Ok(found)
+        Ok((entry.file_name(), entry.metadata()?))
+    });
+    entries.collect()
 }
 
-fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<PathChange>) -> Result<()> {
-    let (old, new) = (entries(before)?, entries(after)?);
-    let mut names: Vec<_> = old.keys().chain(new.keys()).collect();
-    names.sort_unstable();
-    names.dedup();
+/// Adds the changes below the directory `path`; without `before`, all of it is new.
+fn compare(
+    before: Option<&Path>,
+    after: &Path,
+    path: &Path,
+    changes: &mut Vec<PathChange>,
+) -> Result<()> {
+    let old = before.map(entries).transpose()?.unwrap_or_default();
+    let new = entries(after)?;
+    let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
     for name in names {
-        let path = path.join(name);
-        let add = |kind, changes: &mut Vec<PathChange>| {
-            changes.push(PathChange {
-                kind,
-                path: path.clone(),
-            });
+        let (old, new) = (old.get(name), new.get(name));
+        let kind = match (old, new) {
+            (_, None) => Some(ChangeKind::Deleted),
+            (None, Some(_)) => Some(ChangeKind::Added),
+            (Some(old), Some(new)) => (!is_same(old, new)).then_some(ChangeKind::Changed),
         };
-        match (old.get(name), new.get(name)) {
-            (Some(_), None) => add(ChangeKind::Deleted, changes),
-            (None, Some(found)) => {
-                add(ChangeKind::Added, changes);
-                if found.is_dir() {
-                    // `before` has nothing of that name.
-                    compare(&before.join(name), &after.join(name), &path, changes)?;
-                }
-            }
-            (Some(a), Some(b)) if a.is_dir() && b.is_dir() => {
-                if !same_attributes(a, b) {
-                    add(ChangeKind::Changed, changes);
-                }
-                compare(&before.join(name), &after.join(name), &path, changes)?;
-            }
-            (Some(a), Some(b)) => {
-                let same = same_attributes(a, b)
-                    && a.size() == b.size()
-                    && (a.mtime(), a.mtime_nsec()) == (b.mtime(), b.mtime_nsec())
-                    && a.rdev() == b.rdev();
-                if !same {
-                    add(ChangeKind::Changed, changes);
-                }
-            }
-            (None, None) => {}
+        let path = path.join(name);
+        if let Some(kind) = kind {
+            let path = path.clone();
+            changes.push(PathChange { kind, path });
+        }
+        if new.is_some_and(Metadata::is_dir) {
+            let below = before.filter(|_| old.is_some_and(Metadata::is_dir));
+            let below = below.map(|below| below.join(name));
+            compare(below.as_deref(), &after.join(name), &path, changes)?;
         }
     }
     Ok(())
 }
 
-fn same_attributes(a: &std::fs::Metadata, b: &std::fs::Metadata) -> bool {
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    let content = |of: &Metadata| (of.size(), of.mtime(), of.mtime_nsec(), of.rdev());
     (a.mode(), a.uid(), a.gid()) == (b.mode(), b.uid(), b.gid())
+        && (a.is_dir() || content(a) == content(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_in_the_place_of_a_file_has_new_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let [before, after] = ["before", "after"].map(|name| directory.path().join(name));
+        for path in ["before/to-file/d", "after/from-file", "after/from-link"] {
+            fs::create_dir_all(directory.path().join(path)).unwrap();
+        }
+        for path in ["before/from-file", "after/from-file/new", "after/to-file"] {
+            fs::write(directory.path().join(path), "").unwrap();
+        }
+        fs_err::os::unix::fs::symlink(directory.path(), before.join("from-link")).unwrap();
+        let mut changes = Vec::new();
+        compare(Some(&before), &after, Path::new("/"), &mut changes).unwrap();
+        let shown = changes.iter().map(|change| {
+            let path = change.path.display();
+            format!("{} {path}", change.kind.mark())
+        });
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            [
+                "C /from-file",
+                "A /from-file/new",
+                "C /from-link",
+                "C /to-file"
+            ]
+        );
+    }
 }
