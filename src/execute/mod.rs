@@ -141,13 +141,18 @@ impl Execution<'_, '_> {
         let run = step_log::run_name(Timestamp::now());
         let durable = sync::Durable::start(self.store);
         let stopped = self.run_steps(&run, &durable);
-        durable.finish()?;
+        let synced = durable.finish();
         if let Some(stopped) = stopped? {
+            // The reason why a step failed comes first.
+            if let Err(error) = synced {
+                self.reporter.warn(error.chain().join(": "));
+            }
             if self.stale.is_some() {
                 self.warn_stale()?;
             }
             return Ok(stopped);
         }
+        synced?;
         let steps = &self.plan.steps;
         let whole = !steps.iter().any(|step| step.action == Action::Later);
         let ran = steps.iter().any(|step| step.action == Action::Run);

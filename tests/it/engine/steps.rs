@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fs_err as fs;
 
+use super::logs::{OUT, release};
 use crate::support::env::TestStore;
 use crate::support::run::{children, own_memory, peak_memory, wait_until};
 
@@ -233,6 +234,26 @@ fn a_log_is_bounded_and_harmless_to_show() {
     assert!(gap > 5000 && shown.len() < 1 << 20, "{gap}");
     let raw = store.rockenv(&["logs", "--raw", store.env()]).ok().out;
     assert!(raw.starts_with(b"first \x1b]0;title\x07\n"));
+}
+
+#[test]
+fn a_failed_step_is_named_even_if_the_one_before_it_cannot_be_marked_as_synced() {
+    let store = TestStore::new();
+    store.profile(&format!(
+        "{OUT}[[step]]\nname = 'one'\nrun = 'until test -e /out/go; do sleep 0.05; done'
+         [[step]]\nname = 'two'\nrun = 'sleep 1; exit 3'\n"
+    ));
+    let up = store.start(&["up", store.env()]);
+    let out = store.home().join("outputs").join(store.env()).join("out");
+    wait_until("the first step has its output volume", || out.exists());
+    // The mark is a file of this name beside the tree.
+    for tree in fs::read_dir(store.env_dir().join("trees")).unwrap() {
+        fs::create_dir(tree.unwrap().path().join("durable")).unwrap();
+    }
+    release(&store);
+    up.wait()
+        .exits(5)
+        .says(&["durable", "step `two` failed with exit code 3"]);
 }
 
 #[test]
