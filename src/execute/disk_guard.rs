@@ -124,7 +124,7 @@ impl DiskGuard {
             return self.paused;
         }
         self.seen = Some(Instant::now());
-        let mut short = None;
+        let (mut short, mut news) = (None, Vec::new());
         let mut resumes = true;
         for place in &mut self.places {
             let Some(free) = place.measure() else {
@@ -137,11 +137,10 @@ impl DiskGuard {
             resumes &= free >= marks.resume;
             if free < marks.warn && !place.warned {
                 place.warned = true;
-                warn(format!(
-                    "`{}` has {} left; {}",
+                news.push(format!(
+                    "`{}` has {} left",
                     place.path.display(),
-                    size::bytes(free),
-                    advice()
+                    size::bytes(free)
                 ));
             } else if free > marks.warn * 2 {
                 place.warned = false;
@@ -150,13 +149,12 @@ impl DiskGuard {
         match short {
             Some((path, free, marks)) if !self.paused && self.freeze(true) => {
                 self.paused = true;
-                warn(format!(
-                    "step `{}` is paused: `{}` has {} left; it resumes once {} are free; {}",
+                news.push(format!(
+                    "step `{}` is paused: `{}` has {} left; it resumes once {} are free",
                     self.step,
                     path.display(),
                     size::bytes(free),
-                    size::bytes(marks.resume),
-                    advice()
+                    size::bytes(marks.resume)
                 ));
             }
             None if self.paused && resumes => {
@@ -164,6 +162,12 @@ impl DiskGuard {
                 warn(format!("step `{}` resumes", self.step));
             }
             _ => {}
+        }
+        // The estimate may take as long as the step needs to fill the disk, so the step is paused first.
+        if !news.is_empty() {
+            let advice = advice();
+            news.iter()
+                .for_each(|text| warn(format!("{text}; {advice}")));
         }
         self.paused
     }
