@@ -8,7 +8,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use super::script::FileIdentities;
+use super::script::{differences, identities};
 use super::stack::{Stack, StackLayer};
 use super::{PatchedSource, ViewedStep, change, stack_file};
 use crate::execute::Execution;
@@ -63,9 +63,9 @@ impl Execution<'_, '_> {
             let made = change(&copy, hook, &mut stack.times)?;
             self.tell(hook, &made);
             if let Some(script) = &hook.work.script {
-                let before = FileIdentities::read(&copy)?;
+                let before = identities(&copy)?;
                 self.script(viewed, hook, script, PatchedSource::Copy(copy.clone()))?;
-                let changed = before.differences(&FileIdentities::read(&copy)?);
+                let changed = differences(&before, &identities(&copy)?);
                 script.check(hook, &made, changed, &copy)?;
             }
             stack.layers.push(StackLayer {

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -26,7 +27,7 @@ pub(super) const LIST: &str = ".hand";
 /// Prefix of directories for files moved aside.
 pub(super) const KEPT: &str = "kept-";
 /// How far a file system's clock may be behind, in nanoseconds.
-const BEHIND: i128 = 20_000_000;
+pub(super) const BEHIND: i128 = 20_000_000;
 /// Maximum length of a list, in bytes.
 const LIST_MAX: usize = 4 << 20;
 
@@ -220,7 +221,7 @@ impl Edits {
         &self,
         layer: &Path,
         below: &Path,
-        each: &mut dyn FnMut(&Path, &std::fs::Metadata) -> Result<()>,
+        each: &mut dyn FnMut(&Path, &Metadata) -> Result<()>,
     ) -> Result<()> {
         for from in entries(&layer.join(below))? {
             let Some(found) = if_exists(fs::symlink_metadata(&from))? else {
@@ -236,11 +237,16 @@ impl Edits {
         Ok(())
     }
 
-    fn is_edited(&self, found: &std::fs::Metadata) -> bool {
-        let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
+    fn is_edited(&self, found: &Metadata) -> bool {
+        let changed = changed_at(found);
         let mut times = self.times.iter();
         times.any(|(began, end)| (began - BEHIND..=*end).contains(&changed))
     }
+}
+
+/// Returns the change time in nanoseconds since 1970.
+pub(super) fn changed_at(found: &Metadata) -> i128 {
+    i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec())
 }
 
 /// Returns the beginning and the end of each command.

@@ -124,41 +124,23 @@ impl Script {
     }
 }
 
-/// Identifies an unchanged file: no process can set a change time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity {
-    inode: u64,
-    changed: (i64, i64),
+/// The files of a directory at one time, each with its inode and change time, which no process can set.
+type FileIdentities = BTreeMap<PathBuf, (u64, i64, i64)>;
+
+/// Lists the files of a directory that no process writes to meanwhile.
+pub(super) fn identities(top: &Path) -> Result<FileIdentities> {
+    let identity = |path: PathBuf| {
+        let stat = fs::symlink_metadata(top.join(&path))?;
+        Ok((path, (stat.ino(), stat.ctime(), stat.ctime_nsec())))
+    };
+    files(top)?.into_iter().map(identity).collect()
 }
 
-/// The files of a directory at one time, without directories.
-#[derive(Debug)]
-pub(super) struct FileIdentities(BTreeMap<PathBuf, Identity>);
-
-impl FileIdentities {
-    /// Lists a directory that no process writes to meanwhile.
-    pub(super) fn read(top: &Path) -> Result<Self> {
-        let mut found = BTreeMap::new();
-        for path in files(top)? {
-            let stat = fs::symlink_metadata(top.join(&path))?;
-            let identity = Identity {
-                inode: stat.ino(),
-                changed: (stat.ctime(), stat.ctime_nsec()),
-            };
-            found.insert(path, identity);
-        }
-        Ok(Self(found))
-    }
-
-    /// Returns the files that differ in `later` or are missing there.
-    pub(super) fn differences(&self, later: &Self) -> BTreeSet<PathBuf> {
-        let (before, after) = (&self.0, &later.0);
-        let changed = before
-            .iter()
-            .filter(|(path, identity)| after.get(*path) != Some(identity));
-        let made = after.iter().filter(|(path, _)| !before.contains_key(*path));
-        changed.chain(made).map(|(path, _)| path.clone()).collect()
-    }
+/// Returns the files that are in one list only, or differ.
+pub(super) fn differences(before: &FileIdentities, after: &FileIdentities) -> BTreeSet<PathBuf> {
+    let all = before.keys().chain(after.keys());
+    let changed = all.filter(|path| before.get(*path) != after.get(*path));
+    changed.cloned().collect()
 }
 
 /// Returns the files that a layer changes, makes or removes on top of the layers `below` it, topmost first. `at` is a

@@ -1,21 +1,18 @@
 //! Owns deciding whether the files that steps wrote to a view are those of a clean build: written by the steps below,
 //! and by no other build and no command of `exec` or `shell`.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use fs_err as fs;
 
+use super::manual_edits::{BEHIND, COMMANDS, changed_at};
 use super::stack::{Stack, Written};
-use super::{ViewedStep, manual_edits, stack_file};
+use super::{ViewedStep, stack_file};
 use crate::execute::Execution;
 use crate::plan::ids::LayerId;
 use crate::sys::atomic;
 use crate::sys::error::{Result, if_exists};
 use crate::tree::overlay;
-
-/// How far a file system's clock may be behind, in nanoseconds.
-const BEHIND: i128 = 20_000_000;
 
 impl Execution<'_, '_> {
     /// Records that a step begins on a view. Returns `None` if the files in it are those of a clean build, or else
@@ -28,7 +25,7 @@ impl Execution<'_, '_> {
     ) -> Result<Option<bool>> {
         let (parent, key) = (viewed.parent.map_or("", LayerId::as_str), &viewed.step.key);
         let is_copy = self.env.known_record()?.service.is_some();
-        let commands = if_exists(fs::read_to_string(directory.join(manual_edits::COMMANDS)))?;
+        let commands = if_exists(fs::read_to_string(directory.join(COMMANDS)))?;
         let commands = commands.unwrap_or_default();
         if is_written(stack, directory, is_copy)? {
             let by_hand = is_changed_by_hand(stack, directory, &commands)?;
@@ -99,8 +96,7 @@ fn is_changed_since(directory: &Path, time: i128) -> Result<bool> {
     let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
         let found = fs::symlink_metadata(&path)?;
-        let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
-        if changed >= time {
+        if changed_at(&found) >= time {
             return Ok(true);
         }
         if found.is_dir() {
