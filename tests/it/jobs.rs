@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::env::{TestStore, build_user};
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::run::{Background, wait_for, wait_until};
+use crate::support::run::{Background, HANGS, processes_called, wait_for, wait_until};
 use crate::support::wheels::ninja;
 use fs_err as fs;
 use nix::sys::signal::Signal;
@@ -230,9 +230,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     let first = watched.profile(1, "", &[&sleeper]);
     let second = watched.profile(2, "", &["echo done"]);
     let (up, _) = watched.up(1, &first);
-    wait_until("the first runs", || {
-        !crate::support::run::processes_called(&sleeper).is_empty()
-    });
+    wait_until("the first runs", || !processes_called(&sleeper).is_empty());
     let (waits, said) = watched.up(1, &second);
     let says = |text: &str| fs::read_to_string(&said).unwrap().contains(text);
     wait_until("the second says that it waits", || {
@@ -248,17 +246,14 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     up.signal(Signal::SIGKILL);
     assert_eq!(up.wait().code, 137);
     assert_eq!(waits.wait().code, 0);
-    assert!(
-        started.elapsed() < crate::support::run::HANGS,
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
 }
 
 #[test]
 fn make_takes_part_when_it_is_asked_for_several_jobs() {
     let watched = Watched::new();
-    let make = which("make");
+    let make = "/usr/bin/make";
+    assert!(fs::metadata(make).is_ok(), "{make} is needed");
     let script = r"
         echo 'all: a b c d e f' > Makefile
         printf 'a b c d e f: ; @echo + >> /log/events; sleep SECONDS; echo - >> /log/events\n' >> Makefile
@@ -286,13 +281,6 @@ fn make_takes_part_when_it_is_asked_for_several_jobs() {
             most == allowed
         });
     }
-}
-
-/// Returns the path of a host program.
-fn which(name: &str) -> String {
-    let path = format!("/usr/bin/{name}");
-    assert!(fs::metadata(&path).is_ok(), "{path} is needed");
-    path
 }
 
 #[test]
@@ -421,11 +409,7 @@ fn a_step_pauses_before_the_disk_is_full() {
     let started = Instant::now();
     up.signal(Signal::SIGINT);
     assert_eq!(up.wait().code, 130);
-    assert!(
-        started.elapsed() < crate::support::run::HANGS,
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
     // A paused step also ends when `up` is killed.
     let up = start();
     says("step `two` is paused");

@@ -7,11 +7,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::process::Stdio;
 
 use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
 use rockenv::testing::Lock;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::env::{TestStore, build_user};
-use crate::support::run::{Background, HANGS, finish, own_memory, wait_until};
+use crate::support::run::{Background, HANGS, finish, own_memory, processes_called, wait_until};
 
 /// A step that does almost nothing.
 pub(crate) const ONE: &str = "[[step]]\nname = 'one'\nrun = 'true'\n";
@@ -324,8 +325,8 @@ fn a_command_joins_the_container_that_runs() {
     let sleeper = store.sleeper();
     let script = format!("echo here > /tmp/here; {sleeper}");
     let first = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
-    crate::support::run::wait_until("the first command runs", || {
-        !crate::support::run::processes_called(&sleeper).is_empty()
+    wait_until("the first command runs", || {
+        !processes_called(&sleeper).is_empty()
     });
     store.sh("cat /tmp/here; exit 3").exits(3).prints("here");
     // The first command ends, the one that joined goes on, and the container ends with the last command.
@@ -341,13 +342,13 @@ fn a_command_joins_the_container_that_runs() {
         command.stdin(Stdio::piped());
         command
     });
-    crate::support::run::wait_until("the second command runs", || {
+    wait_until("the second command runs", || {
         store
             .contained()
             .iter()
             .any(|(_, line)| line.contains("read line"))
     });
-    first.signal(nix::sys::signal::Signal::SIGTERM);
+    first.signal(Signal::SIGTERM);
     first.wait().exits(143);
     assert!(second.runs());
     second.stdin().write_all(b"still here\n").unwrap();
@@ -361,29 +362,28 @@ fn a_killed_command_takes_its_jobs_with_it_and_leaves_the_others() {
     store.up_with(ONE);
     let (first, job, away) = (store.sleeper(), store.sleeper(), store.sleeper());
     let stays = store.start(&["exec", store.env(), "--", "sh", "-c", &first]);
-    let runs = |line: &str| !crate::support::run::processes_called(line).is_empty();
-    crate::support::run::wait_until("the first command runs", || runs(&first));
+    let runs = |line: &str| !processes_called(line).is_empty();
+    wait_until("the first command runs", || runs(&first));
     let script = format!("set -m; {job} & setsid {away} & wait; wait");
     let joined = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
-    crate::support::run::wait_until("its jobs run", || runs(&job) && runs(&away));
-    joined.signal(nix::sys::signal::Signal::SIGKILL);
+    wait_until("its jobs run", || runs(&job) && runs(&away));
+    joined.signal(Signal::SIGKILL);
     joined.wait();
-    crate::support::run::wait_until("its jobs are gone", || !runs(&job) && !runs(&away));
+    wait_until("its jobs are gone", || !runs(&job) && !runs(&away));
     assert!(runs(&first));
-    stays.signal(nix::sys::signal::Signal::SIGTERM);
+    stays.signal(Signal::SIGTERM);
     stays.wait().exits(143);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
 
 #[test]
 fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
-    use nix::sys::signal::{Signal, kill};
     let store = TestStore::new();
     store.up_with(ONE);
     let sleeper = store.sleeper();
     let first = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
-    crate::support::run::wait_until("the first command runs", || {
-        !crate::support::run::processes_called(&sleeper).is_empty()
+    wait_until("the first command runs", || {
+        !processes_called(&sleeper).is_empty()
     });
     let contained = store.contained();
     let agent = contained
@@ -402,17 +402,15 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
         u64::from_str_radix(set.trim(), 16).unwrap() & (1 << (signal as u32 - 1)) != 0
     };
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        crate::support::run::wait_until("it reads signals", || {
+        wait_until("it reads signals", || {
             has("SigBlk:", Signal::SIGINT) && !has("SigBlk:", Signal::SIGALRM)
         });
         second.signal(Signal::SIGINT);
-        crate::support::run::wait_until("it has read the first", || {
-            !has("ShdPnd:", Signal::SIGINT)
-        });
+        wait_until("it has read the first", || !has("ShdPnd:", Signal::SIGINT));
         std::thread::sleep(std::time::Duration::from_millis(300));
         assert!(second.runs());
         second.signal(Signal::SIGINT);
-        crate::support::run::wait_until("the second command gives up", || !second.runs());
+        wait_until("the second command gives up", || !second.runs());
     }));
     // The descriptors that it sent stay open until the container receives them.
     kill(agent, Signal::SIGCONT).unwrap();

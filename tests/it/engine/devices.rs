@@ -9,7 +9,7 @@ use nix::unistd::{Gid, chown};
 
 use crate::support::env::TestStore;
 use crate::support::machine::lay_out;
-use crate::support::run::Ran;
+use crate::support::run::{Ran, finish, processes_called, wait_until};
 
 const PROFILE: &str = "[[step]]\nname = 'use'\ngpu = true\nrun = 'echo ran > ~/ran'\n";
 
@@ -54,7 +54,7 @@ impl Machine {
     fn rockenv(&self, arguments: &[&str]) -> Ran {
         let mut command = self.store.command(arguments);
         command.env("ROCKENV_GPU_ROOT", &self.root);
-        crate::support::run::finish(arguments.join(" "), command)
+        finish(arguments.join(" "), command)
     }
 
     fn exec(&self, script: &str) -> Ran {
@@ -148,16 +148,8 @@ fn who_joins_a_container_without_a_gpu_is_told() {
     let running = machine
         .store
         .start(&["exec", machine.store.env(), "--", "sh", "-c", &line]);
-    crate::support::run::wait_for("no container", || {
-        match machine
-            .store
-            .contained()
-            .iter()
-            .any(|(_, line)| *line == sleeper)
-        {
-            true => Ok(()),
-            false => Err("not yet".to_owned()),
-        }
+    wait_until("the command runs", || {
+        !processes_called(&sleeper).is_empty()
     });
     machine.exec("true").exits(4).says(&[
         "`/dev/kfd`: it is missing; `/dev/dri/renderD128`: it is missing",

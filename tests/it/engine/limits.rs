@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 
 use super::logs::{OUT, release};
-use crate::support::env::TestStore;
+use crate::support::env::{TestStore, patience};
 use crate::support::loopfs::{Kind, LoopFs, run};
-use crate::support::run::{processes_called, wait_until};
+use crate::support::run::{HANGS, processes_called, wait_until};
 
 #[test]
 fn a_step_that_takes_too_much_memory_is_named() {
@@ -138,11 +138,7 @@ fn a_timeout_ends_whatever_the_step_started() {
         "log:",
         "rockenv shell --failed",
     ]);
-    assert!(
-        started.elapsed() < crate::support::run::HANGS,
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
     for sleeper in [plain, deaf] {
         assert!(processes_called(&sleeper).is_empty());
     }
@@ -155,7 +151,7 @@ fn a_timeout_ends_whatever_the_step_started() {
             .exits(5)
             .says(&["begun"]);
         // A step that does not end on request would get 5 more seconds in every attempt.
-        started.elapsed() < crate::support::env::patience(6)
+        started.elapsed() < patience(6)
     };
     assert!((0..super::ending::TRIES).any(at_once));
 }
