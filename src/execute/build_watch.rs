@@ -3,7 +3,7 @@
 //!
 //! Unreadable data is left out and never causes a failure.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -144,19 +144,15 @@ impl<'a> BuildWatch<'a> {
                 let earlier = self.store.earlier_builds(volume, below);
                 let mut earlier = earlier.unwrap_or_default();
                 let before = build.before.iter();
-                let before = before.map(|command| (command.output.as_str(), command.took_ms));
-                let before: HashMap<&str, u64> = before.collect();
-                earlier.extend(
-                    before
-                        .iter()
-                        .map(|(output, ms)| ((*output).to_owned(), *ms)),
-                );
+                let before: HashSet<&str> = before.map(|command| &*command.output).collect();
+                let took = build.before.iter();
+                earlier.extend(took.map(|command| (command.output.clone(), command.took_ms)));
                 let Some(graph) = BuildGraph::parse(&file) else {
                     build.too_large = true;
                     return None;
                 };
                 let past = |output: &str| earlier.get(output).copied();
-                let ran = |output: &str| before.contains_key(output);
+                let ran = |output: &str| before.contains(output);
                 let forecast = BuildForecast::new(graph, total, &self.script, past, ran);
                 build.forecast = Some((total, forecast));
                 // Read it again, for the new forecast.

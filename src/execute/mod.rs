@@ -173,11 +173,21 @@ impl Execution<'_, '_> {
         run: &str,
         durable: &sync::Durable,
     ) -> Result<Option<ExecutionProgress>> {
-        let (plan, spec) = (self.plan, self.spec);
+        let (plan, spec, reporter) = (self.plan, self.spec, self.reporter);
         let total = u32::try_from(plan.steps.len()).unwrap_or(u32::MAX);
         let mut last: Option<&StepName> = None;
         for (position, planned) in plan.steps.iter().enumerate() {
             let index = u32::try_from(position + 1).unwrap_or(u32::MAX);
+            let finished = |outcome, cost| {
+                let name = planned.name.clone();
+                reporter.emit(&Event::StepFinished {
+                    index,
+                    total,
+                    name,
+                    outcome,
+                    cost,
+                });
+            };
             match planned.action {
                 Action::Hit => {
                     self.did_not_run(planned, event::Outcome::Hit);
@@ -186,13 +196,7 @@ impl Execution<'_, '_> {
                 Action::Pull | Action::Later => continue,
                 Action::Skip => {
                     self.did_not_run(planned, event::Outcome::Skipped);
-                    self.finished(
-                        index,
-                        total,
-                        &planned.name,
-                        event::Outcome::Skipped,
-                        Cost::default().into(),
-                    );
+                    finished(event::Outcome::Skipped, Cost::default().into());
                     continue;
                 }
                 Action::Run => {}
@@ -205,7 +209,7 @@ impl Execution<'_, '_> {
                 Ok(true) => return Ok(Some(ExecutionProgress::Changed(last.cloned()))),
                 Err(error) => return stopped(Ended::failed(error, self.signals), last.is_some()),
             }
-            self.reporter.emit(&Event::StepStarted {
+            reporter.emit(&Event::StepStarted {
                 index,
                 total,
                 name: step.name.clone(),
@@ -217,8 +221,7 @@ impl Execution<'_, '_> {
             let has_begun = last.is_some() || ended.is_ok();
             match ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)) {
                 StepEnd::Frozen(layer) => {
-                    let cost = self.cost_of(&step.name);
-                    self.finished(index, total, &step.name, event::Outcome::Done, cost.into());
+                    finished(event::Outcome::Done, self.cost_of(&step.name).into());
                     durable.add(layer);
                     last = Some(&planned.name);
                 }
@@ -235,29 +238,12 @@ impl Execution<'_, '_> {
                         Ended::Interrupted(_) => event::Outcome::Interrupted,
                         _ => event::Outcome::Failed,
                     };
-                    self.finished(index, total, &step.name, outcome, cost);
+                    finished(outcome, cost);
                     return stopped(ended, has_begun);
                 }
             }
         }
         Ok(None)
-    }
-
-    fn finished(
-        &mut self,
-        index: u32,
-        total: u32,
-        name: &StepName,
-        outcome: event::Outcome,
-        cost: event::Cost,
-    ) {
-        self.reporter.emit(&Event::StepFinished {
-            index,
-            total,
-            name: name.clone(),
-            outcome,
-            cost,
-        });
     }
 
     /// Reports a step that does not run.
@@ -267,16 +253,10 @@ impl Execution<'_, '_> {
     }
 
     fn cost_of(&self, name: &str) -> Cost {
-        let steps = self
-            .env
-            .record()
-            .map(|record| record.steps.as_slice())
-            .unwrap_or_default();
-        steps
-            .iter()
-            .find(|step| step.name == name)
-            .and_then(|step| step.cost)
-            .unwrap_or_default()
+        let steps = self.env.record().into_iter();
+        let mut steps = steps.flat_map(|record| &record.steps);
+        let step = steps.find(|step| step.name == name);
+        step.and_then(|step| step.cost).unwrap_or_default()
     }
 
     fn keep_changes(&mut self) -> Result<()> {

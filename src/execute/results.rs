@@ -2,6 +2,7 @@
 //! steps that need not run are put into the env's output, where later steps and users look for them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use super::Execution;
 use crate::plan::ids::{EnvName, LayerId, TreeId};
@@ -35,28 +36,29 @@ impl Execution<'_, '_> {
         Ok(before)
     }
 
+    fn directory_of(&self, output: &OutputBefore) -> Result<PathBuf> {
+        let name = &output.volume;
+        let volume = self.spec.volume(name);
+        let volume = volume.ok_or_else(|| unexpected!("no volume `{name}`"))?;
+        self.store.output_dir(self.spec, volume)
+    }
+
     /// Refuses files in output volumes that no snapshot can hold.
     pub(super) fn refuse_special(&self, before: &[OutputBefore]) -> Result<()> {
-        for before in before {
-            if let Some(volume) = self.spec.volume(&before.volume) {
-                let directory = self.store.output_dir(self.spec, volume)?;
-                results::refuse_special(&before.listing, &directory)?;
-            }
-        }
-        Ok(())
+        before.iter().try_for_each(|before| {
+            results::refuse_special(&before.listing, &self.directory_of(before)?)
+        })
     }
 
     /// Records the files that a failed or interrupted step left in output volumes. If it is resumed, they are its
     /// results too.
     pub(super) fn leave_results(&self, step: &Step, before: &[OutputBefore]) -> Result<()> {
-        let mut left = Vec::new();
-        for before in before {
-            if let Some(volume) = self.spec.volume(&before.volume) {
-                let directory = self.store.output_dir(self.spec, volume)?;
-                left.push((before, Listing::of(&directory)?.since(&before.listing)));
-            }
-        }
-        self.env.leave_outputs(&step.key, left)
+        let left = before.iter().map(|before| {
+            let now = Listing::of(&self.directory_of(before)?)?;
+            Ok((before, now.since(&before.listing)))
+        });
+        self.env
+            .leave_outputs(&step.key, left.collect::<Result<_>>()?)
     }
 
     /// Returns whether a step sees other files in place of the results that it is based on: files of another env with
@@ -103,14 +105,10 @@ impl Execution<'_, '_> {
         };
         let mut left = StepResults::default();
         for before in before {
-            let name = &before.volume;
-            let Some(volume) = self.spec.volume(name) else {
-                continue;
-            };
-            let directory = self.store.output_dir(self.spec, volume)?;
-            let earlier = earlier.get(name).map(|results| &results.listing);
-            let earlier = earlier.cloned().unwrap_or_default();
-            left.keep(&kept, &directory, before, &earlier)?;
+            let earlier = earlier.get(&before.volume);
+            let earlier = earlier.map(|results| results.listing.clone());
+            let directory = self.directory_of(before)?;
+            left.keep(&kept, &directory, before, &earlier.unwrap_or_default())?;
         }
         left.write(&kept)
     }

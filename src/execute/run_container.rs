@@ -145,17 +145,15 @@ impl Execution<'_, '_> {
         })
     }
 
-    fn warn(&self, message: String) {
-        self.reporter.warn(message);
-    }
-
     fn wait_for_slot(&self, step: &Step) -> Result<SlotWait> {
         wait_for_slot::wait_for_slot(
             &self.store.jobs_file(),
             self.sizing.budget.value,
             self.env.name(),
             self.signals,
-            &mut |waits| self.warn(format!("step `{}` {waits}", step.name)),
+            &mut |waits| {
+                self.reporter.warn(format!("step `{}` {waits}", step.name));
+            },
         )
     }
 
@@ -234,7 +232,7 @@ impl Execution<'_, '_> {
         let volumes = self.build_volumes(attempt.step)?;
         let mut builds = BuildWatch::start(self.store, volumes, script, attempt.jobs);
         let (name, limit) = (&attempt.step.name, hold.container.limits.memory_max);
-        let mut warn = |message| self.warn(message);
+        let mut warn = |message: String| self.reporter.warn(message);
         let gpu_failure = gpu_check::step(
             &mut running,
             &hold.container.devices,
@@ -273,7 +271,7 @@ impl Execution<'_, '_> {
             ending,
             ready: running.is_ready(),
             end: running.finish(interrupted),
-            most_memory: sampler.most_memory(),
+            most_memory: sampler.most_memory,
         })
     }
 }

@@ -27,7 +27,8 @@ pub(crate) struct Sampler {
     series: Series,
     begun: Instant,
     due: Instant,
-    most_memory: Option<u64>,
+    /// The peak memory of all samples without page cache, in bytes.
+    pub(crate) most_memory: Option<u64>,
     is_told: bool,
 }
 
@@ -49,11 +50,6 @@ impl Sampler {
         }
     }
 
-    /// Returns the peak memory of all samples without page cache, in bytes.
-    pub(crate) fn most_memory(&self) -> Option<u64> {
-        self.most_memory
-    }
-
     /// Takes a sample if it is time to; `grown` is the growth of disk usage in bytes.
     pub(crate) fn sample_if_due(&mut self, grown: i64) -> Option<Sample> {
         (Instant::now() >= self.due).then(|| self.sample(grown))
@@ -61,7 +57,9 @@ impl Sampler {
 
     pub(crate) fn sample(&mut self, grown: i64) -> Sample {
         if self.cgroup.is_none() {
-            self.find_group();
+            // Known once the container runs. Without root there may be none.
+            let state = ContainerRecord::read(&self.run).map(|state| state.cgroup);
+            self.cgroup = state.filter(|cgroup| !cgroup.directories.is_empty());
         }
         let figures = self.cgroup.as_ref().map(Cgroup::figures);
         let cpu_us = figures.and_then(|figures| figures.cpu_us);
@@ -96,14 +94,6 @@ impl Sampler {
         let share = cgroup.stalled().filter(|share| *share >= STARVED)?;
         self.is_told = true;
         Some((share, cgroup.figures().memory_peak))
-    }
-
-    /// Finds the control group, which is known once the container runs. Without root there may be none.
-    fn find_group(&mut self) {
-        let state = ContainerRecord::read(&self.run);
-        self.cgroup = state
-            .map(|state| state.cgroup)
-            .filter(|cgroup| !cgroup.directories.is_empty());
     }
 
     /// Rewrites all samples atomically, so that a concurrent reader sees a complete file.

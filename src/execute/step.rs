@@ -80,14 +80,8 @@ impl PreparedCommand {
             Action::Run { shell, script } => shell.iter().cloned().chain([text(script)]).collect(),
             Action::Packages(packages) => {
                 root = true;
-                let mut argv = vec![
-                    "/bin/sh".to_owned(),
-                    "-c".to_owned(),
-                    INSTALL.to_owned(),
-                    "install".to_owned(),
-                ];
-                argv.extend(packages.iter().cloned());
-                argv
+                let own = ["/bin/sh", "-c", INSTALL, "install"].map(str::to_owned);
+                own.into_iter().chain(packages.iter().cloned()).collect()
             }
             Action::Copy(items) => {
                 stdin = archive(&step.name, items, files)?;

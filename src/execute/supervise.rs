@@ -204,13 +204,29 @@ impl Supervision<'_, '_> {
 
     /// Waits until something happens, or until it is time to look at the disk or the clock.
     fn wait(&self) -> Result<Events> {
-        let wake = [
-            self.deadline.filter(|_| self.stopping.is_none()),
-            self.stopping.map(|(_, until)| until),
-            Some(Instant::now() + self.step.guard.period()),
+        let until = match self.stopping {
+            Some((_, until)) => Some(until),
+            None => self.deadline,
+        };
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let period = self.step.guard.period().min(FLUSH);
+        let pipes = self.pipes.each_ref();
+        let [out, err] = pipes.map(|(_, pipe)| pipe.as_ref().map(|pipe| pipe.file().as_fd()));
+        let given = [
+            Some(self.client.as_fd()),
+            Some(self.signals.as_fd()),
+            self.running.link(),
+            out,
+            err,
         ];
-        let wake = wake.into_iter().flatten().min();
-        wait(self.running, &self.client, self.signals, &self.pipes, wake)
+        let patience = left.map_or(period, |left| left.min(period));
+        let [client, signal, holder, out, err] = readable(given, Some(patience))?;
+        Ok(Events {
+            pipes: [out, err],
+            client,
+            holder,
+            signal,
+        })
     }
 
     /// Passes the user's signal on to the command. A second signal ends the wait at once.
@@ -332,34 +348,6 @@ struct Events {
 }
 
 type Pipe = Option<fs_err::File>;
-
-fn wait(
-    running: &Running,
-    client: &Client,
-    signals: &Signals,
-    pipes: &[(Stream, Pipe); 2],
-    wake: Option<Instant>,
-) -> Result<Events> {
-    let [out, err] = [0, 1].map(|slot: usize| pipes[slot].1.as_ref());
-    let [out, err] = [out, err].map(|pipe| pipe.map(|pipe| pipe.file().as_fd()));
-    let patience = wake.map_or(FLUSH, |wake| {
-        wake.saturating_duration_since(Instant::now()).min(FLUSH)
-    });
-    let given = [
-        Some(client.as_fd()),
-        Some(signals.as_fd()),
-        running.link(),
-        out,
-        err,
-    ];
-    let [client, signal, holder, out, err] = readable(given, Some(patience))?;
-    Ok(Events {
-        pipes: [out, err],
-        client,
-        holder,
-        signal,
-    })
-}
 
 #[expect(clippy::disallowed_types, reason = "a pipe has no path")]
 fn reader(pipe: OwnedFd) -> fs_err::File {

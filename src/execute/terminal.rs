@@ -9,6 +9,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
+use nix::sys::stat::{SFlag, fstat};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::engine::session::Client;
@@ -162,15 +163,14 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
     ];
     let mut ends = Vec::new();
     for (number, fd) in own.into_iter().enumerate() {
-        let kind = nix::sys::stat::SFlag::from_bits_truncate(nix::sys::stat::fstat(&fd)?.st_mode)
-            & nix::sys::stat::SFlag::S_IFMT;
-        if kind == nix::sys::stat::SFlag::S_IFDIR {
+        let kind = SFlag::from_bits_truncate(fstat(&fd)?.st_mode) & SFlag::S_IFMT;
+        if kind == SFlag::S_IFDIR {
             // A host directory inside would be a way out of the container.
             return Err(usage!("standard input or output is a directory")
                 .help("rockenv exec ENV -- CMD </dev/null"));
         }
         if nix::unistd::isatty(&fd)? {
-            let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+            let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
             if number == 0 {
                 copies.push(Copy::input(fd, write)?);
                 ends.push(read);
