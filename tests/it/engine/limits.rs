@@ -1,14 +1,14 @@
 //! Limits of memory, processes, time and disk: where steps fail, how rockenv reports it, and what stays.
 
 use std::io::Write as _;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use nix::mount::{MsFlags, mount};
 
 use super::logs::{OUT, release};
 use crate::support::env::{TestStore, patience};
-use crate::support::loopfs::{Kind, LoopFs, run};
+use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::run::{HANGS, processes_called, wait_until};
 
 #[test]
@@ -284,8 +284,9 @@ fn a_full_disk_is_one_that_the_step_filled() {
         .says(&["step `one` ran out of disk"]);
     // The disk has no room for a file of metrics either.
     let found = nix::sys::statvfs::statvfs(disk.path()).unwrap();
-    let full = format!("remount,nr_inodes={}", found.files() - found.files_free());
-    run(Command::new("mount").args(["-o", &full]).arg(disk.path()));
+    let full = format!("nr_inodes={}", found.files() - found.files_free());
+    let (none, full) = (None::<&str>, Some(full.as_str()));
+    mount(none, disk.path(), none, MsFlags::MS_REMOUNT, full).unwrap();
     let rows = disk.join("rows");
     store
         .rockenv(&["up", store.env(), "--metrics", rows.to_str().unwrap()])
