@@ -14,8 +14,6 @@ use jiff::Timestamp;
 use super::check::names;
 use super::history::History;
 use super::layer::{Layer, boot_id};
-use super::service::objects_below;
-use super::shared::ARRIVING;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Frozen, ObjectFilter, Service};
 use crate::plan::ids::{LayerId, StepKey, TreeId};
@@ -52,7 +50,7 @@ impl Store {
     pub(super) fn known_trees(&self) -> Result<BTreeSet<TreeId>> {
         let mut known = BTreeSet::new();
         let listed = |directory: &Path, known: &mut BTreeSet<TreeId>| {
-            for object in objects_below(directory) {
+            for object in self.objects_below(directory) {
                 if let ObjectFilter::Tree(tree) = object.what {
                     known.insert(tree);
                 }
@@ -60,9 +58,7 @@ impl Store {
         };
         let images = self.root().join("images");
         for arriving in names(&images)? {
-            if arriving.starts_with(ARRIVING) {
-                listed(&images.join(arriving), &mut known);
-            }
+            listed(&images.join(arriving), &mut known);
         }
         for env in self.env_names()? {
             let trees = names(&self.env_dir(&env).join("trees"))?.into_iter();

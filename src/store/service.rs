@@ -2,15 +2,18 @@
 //! snapshots are images. The store keeps their descriptions, and their build volumes, as for every other env.
 //!
 //! The files of each object include a list, `objects.json`. A process that deletes the files for good must remove the
-//! listed objects first. While the service is down, the files stay in the trash.
+//! listed objects first. While the service is down, the files stay in the trash, whose names tell where lists are.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 
+use super::check::names;
 use super::lock::Lock;
+use super::shared::ARRIVING;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{
@@ -18,7 +21,7 @@ use crate::engine::docker::{
 };
 use crate::plan::ids::{ImageKey, LayerId, StepKey, TreeId};
 pub(crate) use crate::plan::layer::SnapshotImage;
-use crate::sys::atomic;
+use crate::sys::atomic::{self, random_id};
 use crate::sys::error::Result;
 use crate::sys::signals::{is_pending, stop_if};
 
@@ -26,8 +29,8 @@ use crate::sys::signals::{is_pending, stop_if};
 const OBJECTS: &str = "objects.json";
 /// Once an image has this many layers, the next snapshot is merged into one: Docker's overlays allow 125.
 const MAX_LAYERS: usize = 100;
-/// Maximum depth of a list below an entry of the trash: an env's directory has `trees/<id>/`.
-const DEPTH: usize = 2;
+/// Part of the names of trash entries that have lists. The number of directories above the lists follows.
+const LISTS: &str = "-lists";
 
 impl Store {
     /// Returns the name of an image at a service. It includes the store's id, which other users do not know.
@@ -152,10 +155,49 @@ impl Store {
     /// all of them could be removed.
     pub(super) fn remove_objects(&self, directory: &Path) -> bool {
         let mut clean = true;
-        for object in objects_below(directory) {
+        for object in self.objects_below(directory) {
             clean &= object.remove().is_ok();
         }
         clean
+    }
+
+    /// Returns the objects in the lists of a directory of the store. An unreadable list counts as empty.
+    pub(super) fn objects_below(&self, directory: &Path) -> Vec<Object> {
+        let directories = match self.depth_of_lists(directory) {
+            None => Vec::new(),
+            Some(0) => vec![directory.to_owned()],
+            Some(_) => {
+                let names = names(directory).unwrap_or_default().into_iter();
+                names.map(|name| directory.join(name)).collect()
+            }
+        };
+        let lists = directories.iter().map(|place| read_objects(place));
+        lists.flat_map(Result::unwrap_or_default).collect()
+    }
+
+    /// Returns how many directories below a directory of the store its lists are; `None` if rockenv writes none there.
+    /// Files of steps, images and sources are in the other places, and a list of theirs may name anything.
+    fn depth_of_lists(&self, directory: &Path) -> Option<usize> {
+        let below = directory.strip_prefix(&self.root).ok()?;
+        let parts: Vec<&str> = below.iter().map(OsStr::to_str).collect::<Option<_>>()?;
+        match parts[..] {
+            ["images", name] if name.starts_with(ARRIVING) => Some(1),
+            ["images" | "layers", _] | ["envs", _, "trees", _] => Some(0),
+            // A repair may have set one tree or all of them aside.
+            ["envs", _, name] if name.starts_with("tree-") => Some(0),
+            ["envs", _, name] if name.starts_with("trees") => Some(1),
+            ["trash", name] => name.rsplit_once(LISTS)?.1.parse().ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns a name in the trash for a directory of the store.
+    pub(super) fn name_in_trash(&self, directory: &Path) -> Result<String> {
+        let id = random_id()?;
+        Ok(match self.depth_of_lists(directory) {
+            Some(depth) => format!("{id}{LISTS}{depth}"),
+            None => id,
+        })
     }
 }
 
@@ -168,7 +210,7 @@ impl LockedEnv<'_> {
 
     /// Creates a live tree that becomes a container once a command runs on it.
     pub(super) fn checkout_service_tree(&self, socket: &Path) -> Result<TreeId> {
-        let tree: TreeId = super::random_id()?.try_into()?;
+        let tree: TreeId = random_id()?.try_into()?;
         let directory = self.directory().join("trees").join(&tree);
         fs::create_dir_all(&directory)?;
         self.store.note_tree(&directory, socket, &tree)?;
@@ -328,23 +370,6 @@ impl LockedEnv<'_> {
         };
         service.written(&self.container_name(tree)).map(Some)
     }
-}
-
-/// Returns the objects in the lists of a trash entry.
-pub(super) fn objects_below(directory: &Path) -> Vec<Object> {
-    let mut found = Vec::new();
-    let mut left = vec![(directory.to_owned(), 0)];
-    while let Some((directory, depth)) = left.pop() {
-        // An unreadable list counts as empty.
-        found.extend(read_objects(&directory).unwrap_or_default());
-        if depth < DEPTH {
-            let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
-            let directories =
-                entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            left.extend(directories.map(|entry| (entry.path(), depth + 1)));
-        }
-    }
-    found
 }
 
 fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {

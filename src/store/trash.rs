@@ -9,7 +9,6 @@ use std::process::Stdio;
 use fs_err as fs;
 
 use super::{Lock, Store, access};
-use crate::sys::atomic::random_id;
 use crate::sys::error::{Result, ResultExt as _, if_exists, is_full};
 use crate::tree;
 
@@ -18,7 +17,7 @@ impl Store {
     pub fn discard(&self, path: &Path) -> Result<()> {
         let trash = self.root.join("trash");
         self.check_trash()?;
-        match fs::rename(path, trash.join(random_id()?)) {
+        match fs::rename(path, trash.join(self.name_in_trash(path)?)) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 // Without the directory, nothing would ever be deleted.
                 if trash.exists() || fs::symlink_metadata(path).is_err() {
@@ -135,5 +134,42 @@ mod tests {
         store.discard(&layer).unwrap();
         assert!(!layer.exists() && store.has_trash());
         assert!(store.empty_trash().unwrap() && !store.has_trash());
+    }
+
+    #[test]
+    fn a_list_of_objects_counts_only_where_rockenv_writes_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let socket = directory.path().join("nobody-answers");
+        for (discarded, below, counts) in [
+            ("layers/aa", "", true),
+            ("images/aa", "", true),
+            ("images/tmp-pull-aa", "step-0", true),
+            ("envs/e/trees/aa", "", true),
+            ("envs/e/trees", "aa", true),
+            ("envs/e/tree-aa.damaged-1", "", true),
+            ("envs/e/trees.damaged-1", "aa", true),
+            // Steps, images and sources have files there.
+            ("layers/aa", "root", false),
+            ("layers/aa", "volumes/build", false),
+            ("images/aa", "root", false),
+            ("images/tmp-pull-aa", "image/root", false),
+            ("envs/e/trees/aa", "root", false),
+            ("envs/e/views", "source", false),
+            ("volumes/aa-build-bb", "", false),
+            ("caches/ccache/a", "", false),
+            ("sources/source-aa.part", "", false),
+        ] {
+            let path = store.root().join(discarded);
+            let list = path.join(below);
+            fs::create_dir_all(&list).unwrap();
+            let tree = "0123456789abcdef".parse().unwrap();
+            store.note_tree(&list, &socket, &tree).unwrap();
+            store.discard(&path).unwrap();
+            assert!(store.empty_trash().unwrap());
+            // The service of a list that counts does not answer, so the files wait.
+            assert_eq!(store.has_trash(), counts, "{discarded} {below}");
+            tree::remove_tree(&store.root().join("trash")).unwrap();
+        }
     }
 }
