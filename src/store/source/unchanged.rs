@@ -14,6 +14,7 @@ use fs_err as fs;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Statx, StatxFlags, openat, statx};
 use sha2::{Digest as _, Sha256};
 
+use super::checkout::small_file;
 use crate::sys::atomic;
 use crate::sys::error::Result;
 use crate::tree::work_queue::Queue;
@@ -379,7 +380,7 @@ fn leads_inside(root: &Path, directory: &[u8]) -> bool {
     use std::os::unix::ffi::OsStrExt as _;
     let directory = root.join(std::ffi::OsStr::from_bytes(directory));
     let target = || {
-        let text = fs::read_to_string(directory.join(".git")).ok()?;
+        let text = small_file(&directory.join(".git")).ok()??;
         let named = text.strip_prefix("gitdir: ")?.trim_end();
         fs::canonicalize(directory.join(named)).ok()
     };
@@ -563,5 +564,11 @@ mod tests {
         let known = elsewhere.path().join("known");
         git.remembered_fingerprint(&tree, &known).unwrap();
         assert!(!known.exists());
+        // Nothing waits for a writer to a FIFO in its place.
+        let other = elsewhere.path().join("other");
+        fs::create_dir(&other).unwrap();
+        let pipe = other.join(".git");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(Stamp::of(&other), None);
     }
 }
