@@ -410,6 +410,7 @@ impl LockedEnv<'_> {
         }
         self.name().clone_into(&mut spec.name);
         self.save_spec(&spec)?;
+        self.copy_lock(from)?;
         // A command that removes layers under the store's lock must not miss this record and then read a later record
         // of `from`.
         let shared = self.store.lock_shared()?;

@@ -255,6 +255,10 @@ fn the_lock_file_is_told_with_what_is_not_as_it_says() {
     assert_eq!(locked(&store, "built from it"), ["yes"]);
     let same = "nothing: the env matches it";
     assert_eq!(locked(&store, "drifted"), [same]);
+    let fork = format!("{env}-fork");
+    store.rockenv(&["fork", env, &fork]).ok();
+    let forked = store.rockenv(&["report", &fork, "--json"]).ok().text();
+    assert!(forked.contains(&digest), "{forked}");
 
     profile("echo other");
     store.rockenv(&["lock", env]).ok();
