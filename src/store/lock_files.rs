@@ -162,8 +162,10 @@ impl Store {
     pub fn locked(&self) -> Result<Locked> {
         let mut locked = Locked::default();
         let directory = self.root.join("locks");
-        for name in check::names(&directory)? {
-            let place = directory.join(&name);
+        // A file with another name is left by a command that was killed while it wrote.
+        let entries = check::names(&directory)?.into_iter();
+        for name in entries.filter(|name| name.ends_with(".json")) {
+            let place = directory.join(name);
             let known = atomic::read_json::<Known>(&place).map_err(|error| {
                 unexpected!("cannot read the list of lock files")
                     .source(error)
