@@ -187,7 +187,7 @@ impl LockedEnv<'_> {
     }
 
     /// Moves the env to an existing layer and adds `snapshots` to the record. With `restore`, the volumes come from
-    /// the layer, if it has them; otherwise they stay.
+    /// the layer, if it has them; otherwise they stay. The caller decides whether the env is complete there.
     pub fn move_to_layer(
         &mut self,
         snapshots: Vec<Snapshot>,
@@ -202,6 +202,7 @@ impl LockedEnv<'_> {
         let old = record.head.clone();
         record.head.drop_tree();
         record.head.layer = Some(layer.clone());
+        record.complete = false;
         if restore {
             record.head.volumes = self.restored_volumes(&old, &found)?;
             if self.store.freezes_volumes() {
@@ -234,9 +235,10 @@ impl LockedEnv<'_> {
     /// Moves the env to the bare image, with empty volumes. The content of the old volumes is lost unless a snapshot
     /// has it.
     pub fn reset(&mut self) -> Result<()> {
-        let mut record = self.known_record()?.clone();
-        record.head = Head::default();
-        self.commit(record)?;
+        self.update(|record| {
+            record.head = Head::default();
+            record.complete = false;
+        })?;
         self.collect_garbage()
     }
 
@@ -245,6 +247,7 @@ impl LockedEnv<'_> {
         self.update(|record| {
             record.head.layer = None;
             record.head.drop_tree();
+            record.complete = false;
         })?;
         self.collect_garbage()
     }
@@ -339,7 +342,8 @@ impl LockedEnv<'_> {
         }
         let key = record.last_done().and_then(|step| step.key.as_ref());
         let last = key.and_then(|key| record.of_step(key));
-        let is_last = last.is_some_and(|last| last.layer == layer);
+        // `up` decides whether an earlier state is complete.
+        let is_complete = record.complete && last.is_some_and(|last| last.layer == layer);
         let kept = match self.is_modified()? || self.has_unsaved_volumes()? {
             true => Some(self.keep("before-rollback")?),
             false => None,
@@ -353,8 +357,7 @@ impl LockedEnv<'_> {
         if freezes && let Some(begun) = self.store.layer(&layer)?.and_then(|layer| layer.begun) {
             self.begin_attempt(&begun, true)?;
         }
-        // `up` decides whether an earlier state is complete.
-        self.update(|record| record.complete &= is_last)?;
+        self.update(|record| record.complete = is_complete)?;
         Ok(kept)
     }
 
