@@ -253,6 +253,10 @@ impl Store {
         }
         let directory = fs::File::open(work)?;
         nix::unistd::syncfs(directory.file())?;
+        if !place.join("root").exists() {
+            // The rest of an image whose removal was interrupted.
+            self.discard(&place)?;
+        }
         Ok(fs::rename(work, &place)?)
     }
 
@@ -420,4 +424,36 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
         bytes: built.bytes,
         took_ms: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_of_a_removed_image_is_not_in_the_way_of_a_new_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let image = Image {
+            key: "aa".into(),
+            name: "base".into(),
+            recipe: "4".repeat(64).parse().unwrap(),
+            resolved: None,
+            env: None,
+            digest: "d".repeat(64),
+            built: Timestamp::now(),
+            source_date: 0,
+            distribution: "debian 14".into(),
+            packages: Vec::new(),
+            bytes: 0,
+            took_ms: None,
+        };
+        let place = store.image_dir(&image.key);
+        fs::create_dir_all(place.join("gone/usr")).unwrap();
+        fs::write(place.join("used"), "").unwrap();
+        let work = store.root().join("images/tmp-new");
+        fs::create_dir_all(work.join("root")).unwrap();
+        store.publish_image(&work, &image).unwrap();
+        assert_eq!(names(&place).unwrap(), ["image.json", "root"]);
+    }
 }

@@ -42,6 +42,8 @@ impl Store {
         for name in ["layer.json", "image.json"] {
             if_exists(fs::remove_file(path.join(name)))?;
         }
+        // The key of an image includes its content, so a new build of it takes what is in `root` for the whole.
+        drop(fs::rename(path.join("root"), path.join("gone")));
         tree::remove_tree(path)
             .map(drop)
             .context(|| format!("cannot remove `{}`", path.display()))
