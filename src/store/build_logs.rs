@@ -87,9 +87,6 @@ pub(crate) fn read(top: &Path, below: &Path) -> Option<BuildLog> {
 /// Reads a text file of a build.
 pub(crate) fn text(top: &Path, path: &Path) -> Option<String> {
     let file = file::open(top, path).ok()??;
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
     let mut bytes = Vec::new();
     file.take(LARGEST).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

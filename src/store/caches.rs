@@ -129,15 +129,11 @@ impl Store {
         match CacheKind::of(&entries) {
             Some(CacheKind::Ccache) => {
                 let (hits, misses) = self.ccache_hits(name);
-                Some(
-                    match hits
-                        .saturating_mul(100)
-                        .checked_div(hits.saturating_add(misses))
-                    {
-                        Some(percent) => format!("ccache, {percent} % hits"),
-                        None => "ccache".to_owned(),
-                    },
-                )
+                let all = hits.saturating_add(misses);
+                Some(match hits.saturating_mul(100).checked_div(all) {
+                    Some(percent) => format!("ccache, {percent} % hits"),
+                    None => "ccache".to_owned(),
+                })
             }
             Some(kind) => Some(kind.tool().to_owned()),
             None => cache::content(entries.names()).map(str::to_owned),

@@ -237,7 +237,6 @@ impl LockedEnv<'_> {
 
     /// Appends a row to `metrics.jsonl`, which outlives the env's steps.
     pub fn add_metrics(&self, row: &Past) -> Result<()> {
-        use std::io::Write as _;
         let mut line = serde_json::to_string(row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
         line.push('\n');
@@ -419,24 +418,17 @@ impl LockedEnv<'_> {
 
     /// Creates missing build volumes, owned by `user`.
     pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
-        let missing: Vec<String> = {
-            let head = &self.known_record()?.head;
-            volumes
-                .iter()
-                .filter(|name| !head.volumes.contains_key(*name))
-                .cloned()
-                .collect()
-        };
-        if missing.is_empty() {
-            return Ok(());
-        }
+        let known = &self.known_record()?.head.volumes;
         let mut made = BTreeMap::new();
-        for name in missing {
-            let id = self.new_volume_id(&name)?;
+        for name in volumes.iter().filter(|name| !known.contains_key(*name)) {
+            let id = self.new_volume_id(name)?;
             let directory = self.store.volume_dir(&id);
             tree::create_tree(self.store.method(), &directory)?;
             nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))?;
-            made.insert(name.try_into()?, id);
+            made.insert(name.parse()?, id);
+        }
+        if made.is_empty() {
+            return Ok(());
         }
         self.update(|record| {
             if record.head.volumes.is_empty() {

@@ -104,19 +104,19 @@ impl Store {
         keep_last: usize,
     ) -> Result<bool> {
         let roots = Roots::of(inventory, keep_last);
-        let items = RemovableItems::of(inventory, &roots, options.everything);
+        let items = removable_items(inventory, &roots, options.everything);
         let unsure = |(item, _): &(RemovableItem, u32)| match item {
             RemovableItem::Layer(id) => self.is_unsure(&inventory.layers[id.as_str()]),
             RemovableItem::Image(_) | RemovableItem::Failed(..) => false,
         };
-        if self.method() == Method::Overlay || !items.0.iter().any(unsure) {
+        if self.method() == Method::Overlay || !items.iter().any(unsure) {
             return Ok(false);
         }
         // Data without allocated blocks would count for every tree that shares it.
         nix::unistd::syncfs(fs::File::open(self.root())?.file())
             .context(|| format!("cannot sync `{}`", self.root().display()))?;
         let mut places = Vec::new();
-        for (at, (item, owner)) in (1..).zip(&items.0) {
+        for (at, (item, owner)) in (1..).zip(&items) {
             let path = match item {
                 RemovableItem::Image(key) => self.image_dir(key),
                 RemovableItem::Layer(id) if inventory.layers[id.as_str()].layer.kept.is_some() => {
@@ -130,26 +130,23 @@ impl Store {
         places.retain(|place| place.path.exists());
         places.extend(self.holders());
         let usage = measure::scan(&places, &MeasureOptions::with_extents(true));
-        for (at, (item, _)) in (1..).zip(&items.0) {
+        for (at, (item, _)) in (1..).zip(&items) {
             let bytes = usage.class(at).exclusive;
             match item {
                 RemovableItem::Image(key) => {
-                    inventory
-                        .images
-                        .entry(key.clone())
-                        .and_modify(|image| image.bytes = bytes);
+                    if let Some(image) = inventory.images.get_mut(key) {
+                        image.bytes = bytes;
+                    }
                 }
                 RemovableItem::Layer(id) => {
-                    inventory
-                        .layers
-                        .entry(id.clone())
-                        .and_modify(|item| item.bytes = item.at_service + bytes);
+                    if let Some(item) = inventory.layers.get_mut(id) {
+                        item.bytes = item.at_service + bytes;
+                    }
                 }
                 RemovableItem::Failed(env, _) => {
-                    inventory
-                        .envs
-                        .entry(env.clone())
-                        .and_modify(|env| env.failed = bytes);
+                    if let Some(env) = inventory.envs.get_mut(env) {
+                        env.failed = bytes;
+                    }
                 }
             }
         }
@@ -167,12 +164,10 @@ impl Store {
             return Ok(0);
         }
         let extents = self.method() != Method::Overlay;
-        let mut places: Vec<Root> = Vec::new();
-        places.extend(
-            entries
-                .into_iter()
-                .map(|name| Root::new(trash.join(name), TRASH)),
-        );
+        let entries = entries.into_iter();
+        let mut places: Vec<Root> = entries
+            .map(|name| Root::new(trash.join(name), TRASH))
+            .collect();
         if extents {
             places.extend(self.holders());
         }
@@ -232,49 +227,47 @@ enum RemovableItem {
     Failed(EnvName, TreeId),
 }
 
-/// Removable items from the bottom up, each with its owner: one owner for all items based on the same removable item.
-struct RemovableItems(Vec<(RemovableItem, u32)>);
-
-impl RemovableItems {
-    /// Collects the items. With `everything`, includes those that stay, each with its own owner.
-    fn of(inventory: &Inventory, roots: &Roots, everything: bool) -> Self {
-        let mut owners: BTreeMap<String, u32> = BTreeMap::new();
-        let mut owner = |bottom: &str| {
-            let next = u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
-            *owners.entry(bottom.to_owned()).or_insert(next)
-        };
-        let mut items = Vec::new();
-        for key in inventory.images.keys() {
-            if everything || !roots.images.contains_key(key) {
-                items.push((RemovableItem::Image(key.clone()), owner(key)));
-            }
+/// Returns the removable items from the bottom up, each with its owner: one owner for all items based on the same
+/// removable item. With `everything`, includes those that stay, each with its own owner.
+fn removable_items(
+    inventory: &Inventory,
+    roots: &Roots,
+    everything: bool,
+) -> Vec<(RemovableItem, u32)> {
+    let mut owners: BTreeMap<String, u32> = BTreeMap::new();
+    let mut owner = |bottom: &str| {
+        let next = u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
+        *owners.entry(bottom.to_owned()).or_insert(next)
+    };
+    let mut items = Vec::new();
+    for key in inventory.images.keys() {
+        if everything || !roots.images.contains_key(key) {
+            items.push((RemovableItem::Image(key.clone()), owner(key)));
         }
-        let mut layers = Vec::new();
-        for id in inventory.layers.keys() {
-            if everything || !roots.layers.contains_key(id) {
-                layers.push((bottom(inventory, roots, id), id));
-            }
-        }
-        layers.sort_by_key(|((depth, _), _)| *depth);
-        for ((_, bottom), id) in layers {
-            items.push((RemovableItem::Layer(id.clone()), owner(bottom)));
-        }
-        for (name, env) in &inventory.envs {
-            // For an env of a service, the service has the tree.
-            if let (Some(failed), None, false) = (&env.record.failed, &env.record.service, env.busy)
-            {
-                let own = format!("{name}/");
-                let parent = failed.parent.as_ref();
-                let below = parent.filter(|id| {
-                    inventory.layers.contains_key(*id) && !roots.layers.contains_key(*id)
-                });
-                let bottom = below.map_or(own.as_str(), |id| bottom(inventory, roots, id).1);
-                let tree = RemovableItem::Failed(name.clone(), failed.tree.clone());
-                items.push((tree, owner(bottom)));
-            }
-        }
-        Self(items)
     }
+    let mut layers = Vec::new();
+    for id in inventory.layers.keys() {
+        if everything || !roots.layers.contains_key(id) {
+            layers.push((bottom(inventory, roots, id), id));
+        }
+    }
+    layers.sort_by_key(|((depth, _), _)| *depth);
+    for ((_, bottom), id) in layers {
+        items.push((RemovableItem::Layer(id.clone()), owner(bottom)));
+    }
+    for (name, env) in &inventory.envs {
+        // For an env of a service, the service has the tree.
+        if let (Some(failed), None, false) = (&env.record.failed, &env.record.service, env.busy) {
+            let own = format!("{name}/");
+            let parent = failed.parent.as_ref();
+            let below = parent
+                .filter(|id| inventory.layers.contains_key(*id) && !roots.layers.contains_key(*id));
+            let bottom = below.map_or(own.as_str(), |id| bottom(inventory, roots, id).1);
+            let tree = RemovableItem::Failed(name.clone(), failed.tree.clone());
+            items.push((tree, owner(bottom)));
+        }
+    }
+    items
 }
 
 /// Returns how many removable items are below a layer, and the lowest of them, whose removal requires that of all

@@ -75,20 +75,13 @@ impl Store {
         if let Some(unreadable) = self.unreadable()?.first() {
             return Ok(Removal::Stays(format!("{} may need it", unreadable.object)));
         }
-        let mut names = Vec::new();
-        for name in self.envs()? {
-            let has = self
-                .record(&name)?
-                .is_some_and(|record| record.snapshots.iter().any(|known| known.layer == *layer));
-            if has {
-                names.push(name);
-            }
-        }
+        let mut envs = self.records()?;
+        envs.retain(|(_, record)| record.snapshots.iter().any(|known| known.layer == *layer));
         // Check all envs before the first one forgets it: a busy env would keep the layer.
-        if let Some(busy) = names.iter().find(|name| self.is_env_busy(name)) {
+        if let Some((busy, _)) = envs.iter().find(|(name, _)| self.is_env_busy(name)) {
             return Ok(Removal::Stays(format!("in use by a command in env {busy}")));
         }
-        for name in names {
+        for (name, _) in envs {
             let removal = self.with_idle(&name, |env| env.drop_layer(layer, keep_last))?;
             if removal != Removal::Gone {
                 return Ok(removal);
@@ -111,11 +104,8 @@ impl Store {
             return Ok(Removal::Stays(format!("{} may need it", unreadable.object)));
         }
         let mut used = self.leases()?.values().any(|lease| lease.image == *key);
-        for name in self.envs()? {
-            used |= self
-                .record(&name)?
-                .is_some_and(|record| record.image_key == *key);
-        }
+        let mut records = self.records()?.into_iter();
+        used |= records.any(|(_, record)| record.image_key == *key);
         for id in self.layer_ids()? {
             used |= self
                 .layer(&id)?

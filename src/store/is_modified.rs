@@ -14,7 +14,6 @@ use super::layer::boot_id;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::plan::ids::{EnvName, VolumeId, VolumeName};
-use crate::plan::pins::Pins;
 use crate::plan::record::{Origin, Record};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Kind, Result};
@@ -146,24 +145,12 @@ impl LockedEnv<'_> {
             return Ok(None);
         }
         let (name, head) = (record.free_name(why), record.head.clone());
-        self.freeze(
-            &Freeze {
-                tree: &failed.tree,
-                parent: failed.parent.as_ref(),
-                name: &name,
-                key: None,
-                origin: Origin::Auto,
-                again: false,
-                cost: None,
-                prints: None,
-                pins: Pins::new(),
-                history: None,
-            },
-            |record| {
-                record.head = head;
-                record.failed = None;
-            },
-        )?;
+        let parent = failed.parent.as_ref();
+        let freeze = Freeze::without_step(&failed.tree, parent, &name, Origin::Auto);
+        self.freeze(&freeze, |record| {
+            record.head = head;
+            record.failed = None;
+        })?;
         Ok(Some(name))
     }
 

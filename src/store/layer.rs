@@ -5,6 +5,7 @@
 //! A layer is published by one rename of a tree directory and never written again. Its id is the step's key if the
 //! build was clean and the id is free, else a random one.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -109,6 +110,21 @@ impl Store {
             chain.push(layer);
         }
         Ok(chain)
+    }
+
+    /// Returns layers and all layers below them. Skips missing layers, which are reported where they are needed.
+    pub(super) fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
+        let mut found = BTreeSet::new();
+        let mut waiting = layers.to_vec();
+        while let Some(id) = waiting.pop() {
+            if !found.contains(&id)
+                && let Ok(Some(layer)) = self.layer(&id)
+            {
+                waiting.extend(layer.parent);
+                found.insert(id);
+            }
+        }
+        found
     }
 
     /// Opens the tree of a layer, or of the image if there is no layer. The result is empty if a service has the

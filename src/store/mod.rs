@@ -339,6 +339,16 @@ impl Store {
         Ok(Some(record))
     }
 
+    /// Reads the records of all envs.
+    pub(crate) fn records(&self) -> Result<Vec<(EnvName, Record)>> {
+        let mut records = Vec::new();
+        for name in self.envs()? {
+            let record = self.record(&name)?;
+            records.extend(record.map(|record| (name, record)));
+        }
+        Ok(records)
+    }
+
     /// Reads an env's record; fails if the env does not exist.
     pub fn known(&self, name: &EnvName) -> Result<Record> {
         self.record(name)?.ok_or_else(|| {

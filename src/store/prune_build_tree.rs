@@ -7,41 +7,34 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use super::build_logs::{self, text};
 use super::check::names;
 use super::journal;
+use super::usage::subdirectories::is_therock;
 use super::{LockedEnv, Store};
 use crate::plan::gc::{Inventory, Project};
 use crate::plan::ids::{PathBelow, VolumeId};
-use crate::plan::ninja_log;
-use crate::rocm::therock::build_tree::{EXPUNGED, archived, is_top};
+use crate::rocm::therock::build_tree::{EXPUNGED, archived};
 use crate::store::gc_apply::Removal;
 use crate::sys::atomic::random_id;
 use crate::sys::error::Result;
-use crate::tree::file::FoundEntry;
 use crate::tree::{file, measure};
-
-fn read(top: &Path, below: &Path) -> Option<String> {
-    match file::read(top, below) {
-        Ok(FoundEntry::File { bytes, .. }) => Some(String::from_utf8_lossy(&bytes).into_owned()),
-        _ => None,
-    }
-}
 
 /// Returns the sub-projects that were built below the build tree `top` and that an artifact contains; none if it is
 /// not TheRock's.
 fn archived_in(top: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
-    if !read(top, Path::new("CMakeCache.txt")).is_some_and(|cache| is_top(&cache)) {
+    if !is_therock(top) {
         return Ok(found);
     }
     for artifact in names(&top.join("artifacts"))? {
         let artifact = Path::new("artifacts").join(artifact);
-        let Some(manifest) = read(top, &artifact.join("artifact_manifest.txt")) else {
+        let Some(manifest) = text(top, &artifact.join("artifact_manifest.txt")) else {
             continue;
         };
         for project in archived(&manifest) {
             let copy = artifact.join(&project).join("stage");
-            let built = read(top, &project.join("stamp/stage.stamp")).is_some();
+            let built = text(top, &project.join("stamp/stage.stamp")).is_some();
             if built && file::is_directory(top, &copy) {
                 found.insert(project);
             }
@@ -64,10 +57,9 @@ impl Store {
             for (volume, id) in &env.record.head.volumes {
                 let top = self.volume_dir(id);
                 for project in archived_in(&top)? {
-                    let log = read(&top, &project.join("build/.ninja_log"));
-                    let commands = log.and_then(|log| ninja_log::parse(&log));
+                    let log = build_logs::read(&top, &project.join("build"));
                     let took_ms =
-                        commands.map(|all| all.iter().map(|command| command.took_ms).sum());
+                        log.map(|log| log.commands.iter().map(|command| command.took_ms).sum());
                     let bytes = build_tree_bytes(&top.join(&project));
                     if let Some(path) = project.to_str() {
                         let place = (name.clone(), volume.to_string(), path.to_owned());

@@ -248,13 +248,9 @@ impl LockedEnv<'_> {
         let Ok(Some(record)) = atomic::read_json::<Record>(&removed) else {
             return self.clear_directory();
         };
-        let mut layers: BTreeSet<LayerId> = record.layers().cloned().collect();
-        for top in layers.clone() {
-            // A damaged chain must not block the removal of an env.
-            if let Ok(chain) = self.store.chain(&top) {
-                layers.extend(chain.into_iter().map(|layer| layer.id));
-            }
-        }
+        let tops: Vec<LayerId> = record.layers().cloned().collect();
+        let mut layers = self.store.with_those_below(&tops);
+        layers.extend(tops);
         // Includes layers that a killed command published and never recorded.
         layers.extend(self.store.layers_of(&record.id)?);
         let layers = layers.into_iter().collect::<Vec<_>>();
@@ -328,17 +324,11 @@ impl Store {
         if !self.unreadable()?.is_empty() {
             return Ok(());
         }
-        let mut tops = Vec::new();
-        for name in self.envs()? {
-            let Some(record) = self.record(&name)? else {
-                continue;
-            };
-            for top in record.layers() {
-                tops.push(top.clone());
-            }
-        }
         let leases = self.leases()?.into_values();
-        tops.extend(leases.flat_map(|lease| lease.layers).chain(keep));
+        let mut tops: Vec<LayerId> = leases.flat_map(|lease| lease.layers).chain(keep).collect();
+        for (_, record) in self.records()? {
+            tops.extend(record.layers().cloned());
+        }
         let mut needed = BTreeSet::new();
         for top in tops {
             let mut next = Some(top);

@@ -42,6 +42,29 @@ pub struct Freeze<'a> {
     pub history: Option<History>,
 }
 
+impl<'a> Freeze<'a> {
+    /// Describes a snapshot that no step makes.
+    pub(super) fn without_step(
+        tree: &'a TreeId,
+        parent: Option<&'a LayerId>,
+        name: &'a str,
+        origin: Origin,
+    ) -> Self {
+        Self {
+            tree,
+            parent,
+            name,
+            key: None,
+            origin,
+            again: false,
+            cost: None,
+            prints: None,
+            pins: Pins::new(),
+            history: None,
+        }
+    }
+}
+
 impl LockedEnv<'_> {
     /// Freezes a tree as a layer, adds its snapshot to the record, and moves the env to the layer. `change` can make
     /// further changes in the same commit.
@@ -285,21 +308,8 @@ impl LockedEnv<'_> {
         }
         let tree = self.live_tree()?;
         let parent = self.known_record()?.head.layer.clone();
-        self.freeze(
-            &Freeze {
-                tree: &tree,
-                parent: parent.as_ref(),
-                name,
-                key: None,
-                origin,
-                again: false,
-                cost: None,
-                prints: None,
-                pins: Pins::new(),
-                history: None,
-            },
-            |_| {},
-        )?;
+        let freeze = Freeze::without_step(&tree, parent.as_ref(), name, origin);
+        self.freeze(&freeze, |_| {})?;
         Ok(())
     }
 

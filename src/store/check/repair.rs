@@ -188,9 +188,7 @@ fn lock_env_only(store: &Store, name: &EnvName) -> Result<Lock> {
 fn every_env(store: &Store) -> Result<Vec<Lock>> {
     let mut held = Vec::new();
     for name in store.env_names()? {
-        if store.env_dir(&name).is_dir() {
-            held.push(lock_env_only(store, &name)?);
-        }
+        held.push(lock_env_only(store, &name)?);
     }
     Ok(held)
 }

@@ -209,7 +209,11 @@ impl Settings {
 
     pub(super) fn http_timeout(&self) -> Result<Option<Duration>> {
         let text = self.text("ROCKENV_HTTP_TIMEOUT", |file| file.http_timeout.clone());
-        text.map(|text| parse_timeout(&text)).transpose()
+        let parsed = text.map(|text| value::duration(&text));
+        parsed.transpose().map_err(|refused| {
+            invalid!("ROCKENV_HTTP_TIMEOUT: {}", refused.message)
+                .help("ROCKENV_HTTP_TIMEOUT=60s rockenv up ...")
+        })
     }
 
     /// Returns the user that steps run as.
@@ -355,13 +359,6 @@ pub(super) fn idle(text: &str) -> std::result::Result<Duration, Refused> {
         "never" => Ok(Duration::ZERO),
         _ => value::duration(text),
     }
-}
-
-fn parse_timeout(text: &str) -> Result<Duration> {
-    value::duration(text).map_err(|refused| {
-        invalid!("ROCKENV_HTTP_TIMEOUT: {}", refused.message)
-            .help("ROCKENV_HTTP_TIMEOUT=60s rockenv up ...")
-    })
 }
 
 pub(super) fn parse_user(text: &str) -> Result<BuildUser> {

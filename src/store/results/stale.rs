@@ -1,7 +1,7 @@
 //! Owns moving the results of an env's other builds out of its output volumes: a later step would take them for results
 //! of its own build. They stay beside the volumes until a build has made them again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -93,21 +93,6 @@ impl Store {
         }
         fs::remove_dir(&aside).ok();
         Ok(aside.is_dir().then_some(aside))
-    }
-
-    /// Returns layers and all layers below them. Skips missing layers, which are reported where they are needed.
-    pub(super) fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
-        let mut found = BTreeSet::new();
-        let mut waiting = layers.to_vec();
-        while let Some(id) = waiting.pop() {
-            if !found.contains(&id)
-                && let Ok(Some(layer)) = self.layer(&id)
-            {
-                waiting.extend(layer.parent);
-                found.insert(id);
-            }
-        }
-        found
     }
 }
 

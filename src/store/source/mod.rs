@@ -176,43 +176,25 @@ impl Repository {
         let mut arguments = vec!["fetch", "--quiet", "--no-tags"];
         arguments.extend(depth.as_deref());
         arguments.extend(["--", "origin", rev]);
-        if let Err(error) = git.run(directory, &arguments) {
-            // Not every server serves a bare commit. In that case, fetch everything and look up the commit.
-            git.run(
-                directory,
-                &[
-                    "fetch",
-                    "--quiet",
-                    "--tags",
-                    "--",
-                    "origin",
-                    "+refs/heads/*:refs/remotes/origin/*",
-                ],
-            )?;
-            let found = [rev.to_owned(), format!("origin/{rev}")]
-                .into_iter()
-                .find(|name| {
-                    git.run(
-                        directory,
-                        &[
-                            "rev-parse",
-                            "--quiet",
-                            "--verify",
-                            &format!("{name}^{{commit}}"),
-                        ],
-                    )
-                    .is_ok()
-                });
-            let Some(found) = found else {
-                return Err(error.of_kind(Kind::NotFound));
-            };
-            git.run(directory, &["checkout", "--quiet", "--detach", &found])?;
-        } else {
-            git.run(
-                directory,
-                &["checkout", "--quiet", "--detach", "FETCH_HEAD"],
-            )?;
-        }
+        let found = match git.run(directory, &arguments) {
+            Ok(_) => "FETCH_HEAD".to_owned(),
+            Err(error) => {
+                // Not every server serves a bare commit. In that case, fetch everything and look up the commit.
+                let heads = "+refs/heads/*:refs/remotes/origin/*";
+                let all = ["fetch", "--quiet", "--tags", "--", "origin", heads];
+                git.run(directory, &all)?;
+                let is_commit = |name: &String| {
+                    let commit = format!("{name}^{{commit}}");
+                    let verify = ["rev-parse", "--quiet", "--verify", &commit];
+                    git.run(directory, &verify).is_ok()
+                };
+                let mut names = [rev.to_owned(), format!("origin/{rev}")].into_iter();
+                names
+                    .find(is_commit)
+                    .ok_or_else(|| error.of_kind(Kind::NotFound))?
+            }
+        };
+        git.run(directory, &["checkout", "--quiet", "--detach", &found])?;
         if self.submodules {
             let mut arguments = vec!["submodule", "--quiet", "update", "--init", "--recursive"];
             arguments.extend(depth.as_deref());

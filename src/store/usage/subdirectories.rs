@@ -7,8 +7,8 @@ use fs_err as fs;
 use serde::Serialize;
 
 use crate::rocm::therock::build_tree::is_top;
-use crate::tree::file::FoundEntry;
-use crate::tree::{self, file};
+use crate::store::build_logs::text;
+use crate::tree;
 
 /// Purpose of a directory in TheRock's build tree. Directories of hard links come after their link targets, so that
 /// their own bytes are the bytes that they add.
@@ -87,10 +87,7 @@ const BARREN: [&str; 3] = ["CMakeFiles", "source", "stamp"];
 
 /// Returns whether this is the top of TheRock's build tree.
 pub(crate) fn is_therock(top: &Path) -> bool {
-    match file::read(top, Path::new("CMakeCache.txt")) {
-        Ok(FoundEntry::File { bytes, .. }) => is_top(&String::from_utf8_lossy(&bytes)),
-        _ => false,
-    }
+    text(top, Path::new("CMakeCache.txt")).is_some_and(|cache| is_top(&cache))
 }
 
 /// Returns the directories of TheRock's build tree by purpose.
