@@ -147,18 +147,19 @@ impl Store {
     }
 
     fn referred(&self, recipe: &Recipe) -> Result<Option<Image>> {
-        let reference: Option<Reference> =
-            atomic::read_json(&self.reference(&recipe.digest(), "json"))?;
-        match reference {
+        match self.current(&recipe.digest())? {
             Some(reference) => self.image(&reference.key),
             None => Ok(None),
         }
     }
 
     pub fn is_current(&self, image: &Image) -> Result<bool> {
-        let reference: Option<Reference> =
-            atomic::read_json(&self.reference(&image.recipe, "json"))?;
+        let reference = self.current(&image.recipe)?;
         Ok(reference.is_some_and(|reference| reference.key == image.key))
+    }
+
+    fn current(&self, recipe: &str) -> Result<Option<Reference>> {
+        atomic::read_json(&self.reference(recipe, "json"))
     }
 
     /// Returns all images, newest first. Skips damaged ones, which `fsck` reports.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
-use std::os::fd::AsFd;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -250,17 +250,6 @@ pub(crate) fn write(
         place.put(text.as_bytes(), 0o644, owner, account::Existing::Refuse)?;
     }
     Ok(())
-}
-
-pub(crate) fn set_owner(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
-    match owner {
-        Some((uid, gid)) => Ok(nix::unistd::fchown(
-            file,
-            Some(uid.into()),
-            Some(gid.into()),
-        )?),
-        None => Ok(()),
-    }
 }
 
 fn refusing_overwrite(place: &Path) -> Error {

@@ -247,7 +247,10 @@ fn output_writer(directory: &Path, spec: &Spec) -> Result<Writer> {
     }
     fs::create_dir_all(directory)?;
     let owner = export::owner(directory)?.and(Some((spec.user.uid, spec.user.gid)));
-    export::set_owner(fs::File::open(directory)?.file(), owner)?;
+    if let Some((uid, gid)) = owner {
+        let made = fs::File::open(directory)?;
+        nix::unistd::fchown(made.file(), Some(uid.into()), Some(gid.into()))?;
+    }
     Writer::open(directory, owner, true)
 }
 

@@ -128,10 +128,13 @@ impl Repository {
             )
             .help("run once without --offline"));
         }
-        let mut lock = directory.clone().into_os_string();
-        lock.push(".lock");
+        let beside = |end: &str| {
+            let mut path = directory.clone().into_os_string();
+            path.push(end);
+            PathBuf::from(path)
+        };
         let mut told = String::new();
-        let _lock = Lock::exclusive_waiting(Path::new(&lock), "clone", &mut |waits| {
+        let _lock = Lock::exclusive_waiting(&beside(".lock"), "clone", &mut |waits| {
             if told != waits {
                 waits.clone_into(&mut told);
                 progress(&format!("source `{}` {waits}", self.name));
@@ -141,9 +144,7 @@ impl Repository {
         if directory.join(".git").exists() {
             return Ok(directory);
         }
-        let mut temporary = directory.clone().into_os_string();
-        temporary.push(".part");
-        let temporary = PathBuf::from(temporary);
+        let temporary = beside(".part");
         // Under this lock, it can only be an interrupted clone.
         store.discard(&temporary)?;
         fs::create_dir(&temporary)?;
