@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write as _};
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -482,7 +483,7 @@ fn fetch(
     place_below(arrival.path(), working).context(cannot)
 }
 
-/// Moves files below `working`. A file with the same content stays. If any file differs, nothing is moved.
+/// Moves entries below `working`. A file with the same content stays. If any entry differs, nothing is moved.
 fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
     let refusing_overwrite = |path: &Path| {
@@ -492,27 +493,25 @@ fn place_below(arriving: &Path, working: &Path) -> Result<()> {
         )
         .help(format!("mv {0} {0}.mine", quoted(&path.to_string_lossy())))
     };
+    let entries = Listing::of(arriving)?.entries;
+    for (path, _) in entries.iter().filter(|(_, entry)| entry.is_directory()) {
+        // Only root can move or remove the entries of a read-only directory.
+        fs::set_permissions(arriving.join(path), std::fs::Permissions::from_mode(0o700))?;
+    }
     let mut fresh = Vec::new();
-    for path in from.leaves(Path::new(""))? {
+    for (path, entry) in entries {
         match to.stat(&path)? {
-            Seen::Absent => fresh.push(path),
+            Seen::Absent => fresh.push((path, entry)),
             found if found == from.stat(&path)? => {}
             _ => return Err(refusing_overwrite(&path)),
         }
     }
-    // New directories, including empty ones, keep their permissions and times.
+    // New directories, including empty ones, keep their permissions.
     let mut writer = Writer::open(working, None, false)?;
-    for (path, entry) in Listing::of(arriving)?.entries {
+    for (path, entry) in fresh {
         if entry.is_directory() {
-            match to.stat(&path)? {
-                Seen::Absent => writer.put(&path, &entry, None, Existing::Refuse)?,
-                Seen::Directory => {}
-                Seen::Is(_) | Seen::Other => return Err(refusing_overwrite(&path)),
-            }
-        }
-    }
-    for path in fresh {
-        if !from.move_to(&path, &to, &path)? {
+            writer.put(&path, &entry, None, Existing::Refuse)?;
+        } else if !from.move_to(&path, &to, &path)? {
             return Err(refusing_overwrite(&path));
         }
     }
@@ -526,24 +525,38 @@ mod tests {
     #[test]
     fn a_tree_arrives_whole_or_not_at_all() {
         use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+        // Nobody but root can move entries out of a read-only directory.
+        nix::unistd::setfsuid(nix::unistd::Uid::from_raw(43_210));
         let directory = tempfile::tempdir().unwrap();
         let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
         {
             fs::create_dir_all(from.join("out/empty")).unwrap();
+            fs::create_dir(from.join("out/fixed")).unwrap();
+            fs::write(from.join("out/fixed/f"), "f").unwrap();
             fs::write(from.join("out/a"), "a").unwrap();
             fs::hard_link(from.join("out/a"), from.join("out/b")).unwrap();
             std::os::unix::fs::symlink("a", from.join("out/l")).unwrap();
-            let mode = std::fs::Permissions::from_mode(0o750);
-            fs::set_permissions(from.join("out/empty"), mode).unwrap();
         }
+        let set_mode = |path: PathBuf, mode| {
+            fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
         fs::create_dir_all(to.join("out")).unwrap();
-        fs::write(to.join("out/l"), "mine").unwrap();
-        assert!(place_below(&from, &to).is_err());
-        assert_eq!(fs::read_dir(to.join("out")).unwrap().count(), 1);
-        fs::remove_file(to.join("out/l")).unwrap();
+        // A file in the way of a link, or of a directory, stops everything.
+        for name in ["l", "fixed"] {
+            fs::write(to.join("out").join(name), "mine").unwrap();
+            assert!(place_below(&from, &to).is_err());
+            assert_eq!(fs::read_dir(to.join("out")).unwrap().count(), 1);
+            fs::remove_file(to.join("out").join(name)).unwrap();
+        }
+        set_mode(from.join("out/empty"), 0o750);
+        set_mode(from.join("out/fixed"), 0o555);
         place_below(&from, &to).unwrap();
         let found = |name: &str| fs::symlink_metadata(to.join("out").join(name)).unwrap();
         assert_eq!(found("empty").mode() & 0o777, 0o750);
+        assert_eq!(found("fixed").mode() & 0o777, 0o555);
+        assert!(found("fixed/f").is_file());
+        // So that it can be removed.
+        set_mode(to.join("out/fixed"), 0o755);
         assert_eq!(found("a").ino(), found("b").ino());
         assert!(found("l").is_symlink());
     }
