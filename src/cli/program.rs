@@ -1,5 +1,6 @@
 //! Owns the process, from arguments to exit code.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use nix::sys::signal::SigSet;
@@ -145,7 +146,7 @@ fn own_subcommand() -> Option<ExitCode> {
     let result: Result<()> = match name.as_str() {
         "__hold" => engine::hold::run(),
         "__agent" => engine::agent::run(rest.first().map(std::path::Path::new)),
-        "__reap" => reap(&rest),
+        "__reap" => reap(std::env::args_os().nth(2)),
         "__copy" => in_container::copy(&rest),
         "__export" => in_container::export(&rest),
         in_container::LAYER => in_container::layer(&rest),
@@ -165,8 +166,9 @@ fn own_subcommand() -> Option<ExitCode> {
     })
 }
 
-fn reap(arguments: &[String]) -> Result<()> {
-    let root = arguments.first().ok_or_else(|| usage!("no store given"))?;
+/// `__reap STORE`: the store's path may contain any bytes.
+fn reap(root: Option<OsString>) -> Result<()> {
+    let root = root.ok_or_else(|| usage!("no store given"))?;
     // The parent command blocks signals, but this process must not delay a shutdown.
     SigSet::empty().thread_set_mask()?;
     // A terminal's Ctrl-C must not reach a process that only cleans up.
