@@ -147,7 +147,8 @@ pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<
     for run in runs {
         let run = run?;
         let name = run.file_name();
-        for entry in fs::read_dir(run.path())? {
+        // `gc` may have removed it since.
+        for entry in if_exists(fs::read_dir(run.path()))?.into_iter().flatten() {
             let file = entry?.file_name();
             let log = StepLog::parse(&name.to_string_lossy(), &file.to_string_lossy());
             found.extend(log.filter(|log| wanted.is_none_or(|step| log.step == step)));

@@ -27,8 +27,12 @@ fn steps_from_the_hundredth_on_have_logs() {
         let line = format!("2026-11-20T18:49:53.123Z | this is {number}\n");
         fs::write(run.join(format!("{number}-n{number}.log")), line).unwrap();
     }
+    // A run that was removed after its directory was listed.
+    let gone = run.with_file_name("gone");
+    std::os::unix::fs::symlink("absent", &gone).unwrap();
     let show = |words: &[&str]| store.rockenv(&[&["logs", store.env()], words].concat());
     show(&[]).ok().prints("this is 101");
+    fs::remove_file(gone).unwrap();
     show(&["n100"]).ok().prints("this is 100");
     show(&["n1"]).ok().prints("first");
     show(&["--", "-n100"]).exits(7);
