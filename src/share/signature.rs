@@ -102,7 +102,7 @@ pub(super) async fn verify(
     ))
 }
 
-/// Signs a manifest and keeps its other signatures.
+/// Signs a manifest and keeps its other signatures. The new one is the first, because readers skip those beyond a limit.
 pub(super) async fn sign(
     registry: &Registry,
     key: &SigningKey,
@@ -124,12 +124,13 @@ pub(super) async fn sign(
     })
     .to_string();
     let mut layers = signatures(registry, manifest).await?;
-    layers.push(json!({
+    let own = json!({
         "mediaType": PAYLOAD,
         "digest": digest_of(payload.as_bytes()),
         "size": payload.len(),
         "annotations": { SIGNATURE: key.sign(payload.as_bytes())? },
-    }));
+    });
+    layers.insert(0, own);
     let digests: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
     let config = json!({
         "architecture": "", "os": "", "config": {},

@@ -271,13 +271,14 @@ fn what_is_not_signed_or_wrongly_is_refused() {
     two.assert_nothing_pulled();
     // A signature that does not fit its payload.
     let mut forged: Value = serde_json::from_slice(&signature).unwrap();
-    for layer in forged["layers"].as_array_mut().unwrap() {
-        layer["annotations"]["dev.cosignproject.cosign/signature"] = "MEUCIQ==".into();
-    }
+    let layers = forged["layers"].as_array_mut().unwrap();
+    layers[0]["annotations"]["dev.cosignproject.cosign/signature"] = "MEUCIQ==".into();
+    // More than a reader looks at.
+    *layers = vec![layers[0].clone(); 64];
     put(&two.registry, &tag, &right);
     put(&two.registry, &signatures, forged.to_string().as_bytes());
     refused("it is not signed with the key that belongs to");
-    put(&two.registry, &signatures, &signature);
+    two.push_signed(&two.one, name, &repository).ok();
     two.up_verified(name, &repository)
         .ok()
         .says(&["1 done before"]);
