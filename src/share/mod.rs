@@ -29,10 +29,10 @@ pub(crate) use push::{Pushed, export, push};
 pub(crate) use shareable::Shareable;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::image::fetch::{self, ByteCounter};
 use crate::image::oci::{Operation, Reference, Registry};
+use crate::image::{BuildProgress, fetch};
 use crate::store::images::TaskContext;
 use crate::sys::error::Result;
 
@@ -97,18 +97,18 @@ fn recipe_tag(recipe: &str) -> String {
     format!("{RECIPE}{recipe}")
 }
 
-/// Runs network work in a separate thread and shows its progress.
+/// Runs network work in a separate thread and shows its progress, counted in `bytes`.
 fn watched<T: Send>(
-    cancel: &AtomicBool,
-    counter: &ByteCounter,
-    progress: &mut dyn FnMut(crate::image::BuildProgress<'_>),
+    cx: &mut TaskContext<'_>,
+    bytes: Option<&AtomicU64>,
     work: impl AsyncFnOnce() -> Result<T> + Send,
 ) -> Result<T> {
+    let cancel = cx.cancel;
     fetch::in_thread(
         || fetch::run(cancel, work()),
         || {
-            let (done, total) = counter.read();
-            progress(crate::image::BuildProgress::Bytes { done, total });
+            let done = bytes.map_or(0, |bytes| bytes.load(Ordering::Relaxed));
+            (cx.progress)(BuildProgress::Bytes { done, total: None });
         },
     )
 }

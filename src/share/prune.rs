@@ -13,7 +13,6 @@ use serde_json::Value;
 use super::document::{Document, Manifest};
 use super::pull::{PARALLEL, document};
 use super::{Repository, SnapshotRef, signature, watched};
-use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Operation, Registry, sha256};
 use crate::store::images::TaskContext;
 use crate::sys::error::{Kind, Result, ResultExt as _};
@@ -88,8 +87,8 @@ pub(crate) fn survey(
     cx: &mut TaskContext<'_>,
 ) -> Result<PrunePlan> {
     let registry = repository.open(Operation::Pull, cx)?;
-    let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
-    watched(cx.cancel, &counter, cx.progress, async || {
+    let aside = tempfile::tempdir()?;
+    watched(cx, None, async || {
         let names = futures_util::stream::iter(registry.tags().await?);
         let tags = names.map(async |name| look(&registry, name, aside.path()).await);
         Ok(decide(&all(tags).await?, keep))
@@ -105,8 +104,8 @@ pub(crate) fn remove(
     cx: &mut TaskContext<'_>,
 ) -> Result<(Vec<Unneeded>, u64)> {
     let registry = repository.open(Operation::Delete, cx)?;
-    let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
-    watched(cx.cancel, &counter, cx.progress, async || {
+    let aside = tempfile::tempdir()?;
+    watched(cx, None, async || {
         let names = futures_util::stream::iter(registry.tags().await?);
         let tags = names.map(async |name| look_again(&registry, name, plan, aside.path()).await);
         let tags = all(tags).await?;

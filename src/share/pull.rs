@@ -174,9 +174,7 @@ pub(crate) fn available(
     cx: &mut TaskContext<'_>,
 ) -> Result<Option<StepKey>> {
     let registry = repository.open(Operation::Pull, cx)?;
-    let counter = ByteCounter::default();
-    let cancel = cx.cancel;
-    watched(cancel, &counter, cx.progress, async || {
+    watched(cx, None, async || {
         // Requested in parallel, because latency dominates.
         let mut found = futures_util::stream::iter(keys)
             .map(async |key| (key, registry.has(key).await))
@@ -210,8 +208,7 @@ pub(crate) fn image(
     let (tag, aside) = (wanted.tag(), tempfile::tempdir()?);
     let registry = repository.open(Operation::Pull, cx)?;
     let verifies = repository.verifies.as_deref();
-    let counter = ByteCounter::default();
-    let document = watched(cx.cancel, &counter, cx.progress, async || {
+    let document = watched(cx, None, async || {
         find(&registry, &tag, aside.path(), verifies).await
     })
     .context(|| format!("cannot ask `{repository}`"))?;
@@ -237,9 +234,7 @@ pub(crate) fn pull(
     // Held from the start, because hours may pass between a download and its unpacking.
     let _downloads = store.keep_downloads()?;
     let blobs = store.root().join("blobs");
-    let counter = ByteCounter::default();
-    let cancel = cx.cancel;
-    let document = watched(cancel, &counter, cx.progress, async || {
+    let document = watched(cx, None, async || {
         find(&registry, &tag, &blobs, verifies).await
     })
     .context(cannot)?;

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use serde::Serialize;
@@ -21,7 +21,6 @@ use super::place::Destination;
 use super::pull::find;
 use super::upload::send;
 use super::{Repository, Shareable, SigningKey, recipe_tag, signature, watched};
-use crate::image::fetch::ByteCounter;
 use crate::image::oci::changes::LayerContent;
 use crate::image::oci::{Operation, Registry, Tagged};
 use crate::plan::ids::VolumeName;
@@ -122,7 +121,6 @@ fn send_all(
     cx: &mut TaskContext<'_>,
 ) -> Result<Pushed> {
     let done = Arc::new(AtomicU64::new(0));
-    let counter = ByteCounter::default();
     let mut document = Document {
         snapshot: SharedSnapshot {
             schema: 1,
@@ -142,14 +140,7 @@ fn send_all(
         pushed: RefCell::default(),
         trees: Vec::new(),
     };
-    let progress = &mut *cx.progress;
-    let mut shown = |_: crate::image::BuildProgress<'_>| {
-        progress(crate::image::BuildProgress::Bytes {
-            done: done.load(Ordering::Relaxed),
-            total: None,
-        });
-    };
-    watched(cx.cancel, &counter, &mut shown, async move || {
+    watched(cx, Some(&*done), async move || {
         pushing.all(&mut document).await?;
         if let Destination::Layout(draft) = pushing.to {
             draft.into_inner().finish()?;
