@@ -71,68 +71,56 @@ enum Names {
     Directory,
 }
 
-/// Maps an argument of a command to what it refers to.
-const ARGUMENTS: &[(&[&str], &str, Names)] = &[
-    (&["up"], "what", Names::ProfilesAndTargets),
-    (&["up"], "target", Names::Targets),
-    (&["plan"], "what", Names::ProfilesAndTargets),
-    (&["plan"], "target", Names::Targets),
-    (&["down"], "name", Names::Envs),
-    (&["rm"], "names", Names::Envs),
-    (&["status"], "name", Names::Envs),
-    (&["shell"], "name", Names::Envs),
-    (&["exec"], "name", Names::Envs),
-    (&["env"], "name", Names::Envs),
-    (&["logs"], "name", Names::Envs),
-    (&["logs"], "step", Names::Steps),
-    (&["snapshot", "create"], "env", Names::Envs),
-    (&["snapshot", "ls"], "env", Names::Envs),
-    (&["snapshot", "diff"], "env", Names::Envs),
-    (&["snapshot", "diff"], "from", Names::Snapshots),
-    (&["snapshot", "diff"], "to", Names::Snapshots),
-    (&["snapshot", "rm"], "env", Names::Envs),
-    (&["snapshot", "rm"], "names", Names::Snapshots),
-    (&["rollback"], "env", Names::Envs),
-    (&["rollback"], "snapshot", Names::Snapshots),
-    (&["fork"], "env", Names::Envs),
-    (&["du"], "name", Names::Envs),
-    (&["image", "build"], "name", Names::Images),
-    (&["image", "verify"], "name", Names::Images),
-    (&["profile", "show"], "what", Names::ProfilesAndTargets),
-    (&["profile", "show"], "target", Names::Targets),
-    (&["profile", "check"], "what", Names::Profiles),
-    (&["profile", "check"], "target", Names::Targets),
-    (&["matrix", "up"], "targets", Names::Targets),
-    (&["matrix", "up"], "profile", Names::Profiles),
-    (&["matrix", "json"], "targets", Names::Targets),
-    (&["matrix", "json"], "profile", Names::Profiles),
-    (&["matrix", "github"], "targets", Names::Targets),
-    (&["matrix", "github"], "profile", Names::Profiles),
-    (&["matrix", "gitlab"], "targets", Names::Targets),
-    (&["matrix", "gitlab"], "profile", Names::Profiles),
-    (&["matrix", "slurm"], "targets", Names::Targets),
-    (&["matrix", "slurm"], "profile", Names::Profiles),
-    (&["matrix", "kubernetes"], "targets", Names::Targets),
-    (&["matrix", "kubernetes"], "profile", Names::Profiles),
-    (&["target", "show"], "target", Names::Targets),
-    (&["hook", "check"], "hook", Names::Hooks),
-    (&["up"], "until", Names::ProfileSteps),
-    (&["up"], "rerun", Names::ProfileSteps),
-    (&["plan"], "until", Names::ProfileSteps),
-    (&["plan"], "rerun", Names::ProfileSteps),
-    (&["lock"], "what", Names::ProfilesAndTargets),
-    (&["lock"], "target", Names::Targets),
-    (&["report"], "name", Names::Envs),
-    (&["verify"], "env", Names::Envs),
-    (&["verify"], "steps", Names::Steps),
-    (&["push"], "env", Names::Envs),
-    (&["push"], "until", Names::Steps),
-    (&["export"], "env", Names::Envs),
-    (&["export"], "until", Names::Steps),
-    (&["help"], "command", Names::Commands),
-    (&["man"], "command", Names::Commands),
-    (&["man"], "dir", Names::Directory),
+/// What an argument of these commands refers to.
+const ARGUMENTS: &[(Names, &str, &str)] = &[
+    (
+        Names::Envs,
+        "name",
+        "down, status, shell, exec, env, logs, du, report",
+    ),
+    (Names::Envs, "names", "rm"),
+    (
+        Names::Envs,
+        "env",
+        "snapshot create, snapshot ls, snapshot diff, snapshot rm, rollback, fork, verify, push, export",
+    ),
+    (Names::Snapshots, "from", "snapshot diff"),
+    (Names::Snapshots, "to", "snapshot diff"),
+    (Names::Snapshots, "names", "snapshot rm"),
+    (Names::Snapshots, "snapshot", "rollback"),
+    (Names::Steps, "step", "logs"),
+    (Names::Steps, "steps", "verify"),
+    (Names::Steps, "until", "push, export"),
+    (Names::ProfileSteps, "until", "up, plan"),
+    (Names::ProfileSteps, "rerun", "up, plan"),
+    (
+        Names::ProfilesAndTargets,
+        "what",
+        "up, plan, profile show, lock",
+    ),
+    (Names::Profiles, "what", "profile check"),
+    (Names::Profiles, "profile", MATRIX),
+    (Names::Targets, "targets", MATRIX),
+    (
+        Names::Targets,
+        "target",
+        "up, plan, profile show, profile check, target show, lock",
+    ),
+    (Names::Images, "name", "image build, image verify"),
+    (Names::Hooks, "hook", "hook check"),
+    (Names::Commands, "command", "help, man"),
+    (Names::Directory, "dir", "man"),
 ];
+const MATRIX: &str =
+    "matrix up, matrix json, matrix github, matrix gitlab, matrix slurm, matrix kubernetes";
+
+/// Returns each argument with its command's path and what it refers to.
+fn arguments() -> impl Iterator<Item = (Vec<&'static str>, &'static str, Names)> {
+    ARGUMENTS.iter().flat_map(|(names, argument, commands)| {
+        let paths = commands.split(", ");
+        paths.map(move |path| (path.split(' ').collect(), *argument, *names))
+    })
+}
 
 /// Prints candidates if a shell requests them; returns `None` for any other invocation.
 pub(crate) fn answer() -> Option<ExitCode> {
@@ -189,8 +177,8 @@ fn script(shell: &str) -> Result<String> {
 
 fn command() -> Command {
     let mut command = without_aliases(help::command());
-    for (path, argument, names) in ARGUMENTS {
-        command = attach(command, path, argument, *names);
+    for (path, argument, names) in arguments() {
+        command = attach(command, &path, argument, names);
     }
     command
 }
@@ -364,7 +352,7 @@ mod tests {
     #[test]
     fn every_argument_that_is_named_here_exists() {
         let command = help::command();
-        for (path, argument, _) in ARGUMENTS {
+        for (path, argument, _) in arguments() {
             let found = path
                 .iter()
                 .try_fold(&command, |inner, name| inner.find_subcommand(name));
@@ -383,10 +371,10 @@ mod tests {
 
     #[test]
     fn arguments_stay_in_their_order() {
-        for (path, ..) in ARGUMENTS {
+        for (path, ..) in arguments() {
             let order = |command: Command| {
                 let mut command = &command;
-                for name in *path {
+                for name in &path {
                     command = command.find_subcommand(name).unwrap();
                 }
                 let arguments = command.get_arguments().map(|one| one.get_id().to_string());

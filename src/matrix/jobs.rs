@@ -70,8 +70,7 @@ impl Default for Runners {
     fn default() -> Self {
         Self {
             build: build(),
-            gpu: BTreeMap::new(),
-            any_gpu: None,
+            ..Self::any()
         }
     }
 }
