@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::registry::{LOGIN, Registry};
+use crate::support::registry::{LOGIN, Registry, http};
 use crate::support::run::Ran;
 use crate::support::transcript::{measured, transcript};
 use fs_err as fs;
@@ -81,6 +81,24 @@ fn without_volume() -> &'static str {
 
 fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
+}
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// Reads a path of the repository that is pushed to.
+fn get(host: &str, path: &str) -> Vec<u8> {
+    let path = format!("/v2/team/rocm/{path}");
+    let found = http(host, "GET", &path, &format!("accept: {MANIFEST}\r\n"), b"");
+    assert_eq!(found.status, 200, "{}", found.head);
+    found.body
+}
+
+/// Tags a document in the repository that is pushed to.
+fn put(host: &str, tag: &str, media_type: &str, document: &[u8]) {
+    let path = format!("/v2/team/rocm/manifests/{tag}");
+    let head = format!("content-type: {media_type}\r\n");
+    let put = http(host, "PUT", &path, &head, document);
+    assert_eq!(put.status, 201, "{}", put.head);
 }
 
 /// Two machines of one user: the same image, the same profile, one registry.
@@ -170,6 +188,14 @@ impl Two {
         self.one.rockenv(&["up", name]).ok();
         self.run(&self.one, &["push", name]).ok();
         name
+    }
+
+    fn manifest(&self, reference: &str) -> Vec<u8> {
+        get(&self.registry.host, &format!("manifests/{reference}"))
+    }
+
+    fn put_manifest(&self, tag: &str, manifest: &[u8]) {
+        put(&self.registry.host, tag, MANIFEST, manifest);
     }
 
     fn uploads(&self) -> usize {

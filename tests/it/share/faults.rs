@@ -12,7 +12,6 @@ use super::proxy::{Fault, Proxy, is_layer};
 use super::{Two, other_key, without_volume};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::registry::http;
 use crate::support::run::{Background, wait_until};
 
 /// Fails if something that was pulled only in part has a name.
@@ -92,17 +91,12 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
         .says(&["it needs", "compressed", "unpacked", "rockenv gc"]);
     // Older versions of rockenv did not record the size. Only the full disk stops a pull of their snapshots.
     let (_, key) = two.one.keys(name).remove(0);
-    let (host, path) = (&two.registry.host, format!("/v2/team/rocm/manifests/{key}"));
-    let kind = "application/vnd.oci.image.manifest.v1+json";
-    let said = http(host, "GET", &path, &format!("accept: {kind}\r\n"), b"");
-    let mut manifest: Value = serde_json::from_slice(&said.body).unwrap();
+    let mut manifest: Value = serde_json::from_slice(&two.manifest(&key)).unwrap();
     for layer in manifest["layers"].as_array_mut().unwrap() {
         let annotations = layer.as_object_mut().unwrap().remove("annotations");
         assert!(annotations.unwrap()["rockenv.unpacked"].is_string());
     }
-    let head = format!("content-type: {kind}\r\n");
-    let put = http(host, "PUT", &path, &head, manifest.to_string().as_bytes());
-    assert_eq!(put.status, 201, "{}", put.head);
+    two.put_manifest(&key, manifest.to_string().as_bytes());
     up().exits(10).says(&["No space left on device"]);
     let store = Store::open_existing(two.other.home()).unwrap().unwrap();
     assert!(store.layers().unwrap().is_empty());

@@ -9,13 +9,12 @@ use rockenv::testing::Store;
 use serde_json::{Value, json};
 
 use super::proxy::{Fault, Proxy, is_layer};
-use super::{Two, sha256};
+use super::{MANIFEST, Two, sha256};
 use crate::support::env::TestStore;
 use crate::support::registry::{LOGIN, http};
 use crate::support::run::{Ran, finish};
 
 const STEP: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// How long a server may stall in these tests, and how long a command may take then.
 const PATIENCE: &str = "2s";
 const SOON: Duration = Duration::from_secs(40);
@@ -359,12 +358,8 @@ pub(super) struct Forged<'a> {
 
 impl<'a> Forged<'a> {
     pub(super) fn of(host: &'a str, key: &str) -> Self {
-        let head = format!("accept: {MANIFEST}\r\n");
-        let get = |path: &str| -> Value {
-            let answer = http(host, "GET", &format!("/v2/team/rocm/{path}"), &head, b"");
-            assert_eq!(answer.status, 200, "{}", answer.head);
-            serde_json::from_slice(&answer.body).unwrap()
-        };
+        let get =
+            |path: &str| -> Value { serde_json::from_slice(&super::get(host, path)).unwrap() };
         let manifest = get(&format!("manifests/{key}"));
         let config = get(&format!(
             "blobs/{}",
@@ -421,16 +416,8 @@ impl<'a> Forged<'a> {
         let (digest, size) = self.put(self.config.to_string().as_bytes());
         self.manifest["config"]["digest"] = digest.into();
         self.manifest["config"]["size"] = size.into();
-        let path = format!("/v2/team/rocm/manifests/{}", self.key);
-        let head = format!("content-type: {MANIFEST}\r\n");
-        let put = http(
-            self.host,
-            "PUT",
-            &path,
-            &head,
-            self.manifest.to_string().as_bytes(),
-        );
-        assert_eq!(put.status, 201, "{}", put.head);
+        let manifest = self.manifest.to_string();
+        super::put(self.host, &self.key, MANIFEST, manifest.as_bytes());
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
-use super::Two;
 use super::proxy::{Fault, Proxy, is_layer};
+use super::{MANIFEST, Two};
 use crate::support::env::TestStore;
 
 const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
@@ -218,7 +218,7 @@ fn a_tag_that_may_not_move_is_said() {
             &host,
             "HEAD",
             path,
-            "accept: application/vnd.oci.image.manifest.v1+json\r\n",
+            &format!("accept: {MANIFEST}\r\n"),
             b"",
         );
         match tag.status {

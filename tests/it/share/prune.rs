@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fs_err as fs;
 use serde_json::{Value, json};
 
-use super::Two;
 use super::proxy::{Fault, Proxy};
+use super::{MANIFEST, Two, get, put};
 use crate::support::env::TestStore;
-use crate::support::registry::http;
 use crate::support::run::Ran;
 use crate::support::terminal::Terminal;
 
@@ -53,14 +52,8 @@ impl Pushed {
     }
 
     fn tags(&self) -> Vec<String> {
-        let tags = http(
-            &self.two.registry.host,
-            "GET",
-            "/v2/team/rocm/tags/list",
-            "",
-            b"",
-        );
-        let tags: Value = serde_json::from_slice(&tags.body).unwrap();
+        let tags = get(&self.two.registry.host, "tags/list");
+        let tags: Value = serde_json::from_slice(&tags).unwrap();
         let mut tags: Vec<String> = serde_json::from_value(tags["tags"].clone()).unwrap();
         tags.sort();
         tags
@@ -70,32 +63,18 @@ impl Pushed {
     fn tag_index(&self, tag: &str, manifests: &[&str]) {
         let manifests = manifests.iter().map(|digest| {
             json!({
-                "mediaType": "application/vnd.oci.image.manifest.v1+json",
-                "digest": digest, "size": self.manifest(digest).len(),
+                "mediaType": MANIFEST,
+                "digest": digest, "size": self.two.manifest(digest).len(),
             })
         });
         let manifests: Vec<Value> = manifests.collect();
         let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
-        let put = http(
-            &self.two.registry.host,
-            "PUT",
-            &format!("/v2/team/rocm/manifests/{tag}"),
-            &format!("content-type: {INDEX}\r\n"),
-            index.to_string().as_bytes(),
-        );
-        assert_eq!(put.status, 201, "{}", put.head);
-    }
-
-    fn manifest(&self, reference: &str) -> Vec<u8> {
-        let head = "accept: application/vnd.oci.image.manifest.v1+json\r\n";
-        let path = format!("/v2/team/rocm/manifests/{reference}");
-        let found = http(&self.two.registry.host, "GET", &path, head, b"");
-        assert_eq!(found.status, 200, "{}", found.head);
-        found.body
+        let host = &self.two.registry.host;
+        put(host, tag, INDEX, index.to_string().as_bytes());
     }
 
     fn digest(&self, reference: &str) -> String {
-        format!("sha256:{}", super::sha256(&self.manifest(reference)))
+        format!("sha256:{}", super::sha256(&self.two.manifest(reference)))
     }
 }
 
@@ -204,15 +183,13 @@ fn what_a_tag_moves_to_meanwhile_stays() {
     let repository = two.repository();
     let named = format!("{repository}:nightly");
     two.one.rockenv(&["push", two.one.env(), &named]).ok();
-    let (host, old) = (two.registry.host.clone(), pushed.manifest(&pushed.old[1]));
+    let (host, old) = (two.registry.host.clone(), two.manifest(&pushed.old[1]));
     let lists = AtomicUsize::new(0);
     let proxy = Proxy::start(&two.registry.host, move |head| {
         let is_list = head.contains("/tags/list");
         // The survey lists the tags once, and the removal once more.
         if is_list && lists.fetch_add(1, Ordering::Relaxed) == 1 {
-            let head = "content-type: application/vnd.oci.image.manifest.v1+json\r\n";
-            let path = "/v2/team/rocm/manifests/nightly";
-            assert_eq!(http(&host, "PUT", path, head, &old).status, 201);
+            put(&host, "nightly", MANIFEST, &old);
         }
         Fault::None
     });
@@ -231,7 +208,7 @@ fn what_a_tag_moves_to_meanwhile_stays() {
 
 /// A snapshot that cannot be read at the moment may depend on any other.
 fn nothing_is_removed_while_a_description_cannot_be_read(pushed: &Pushed) {
-    let last = pushed.manifest(&pushed.new[1]);
+    let last = pushed.two.manifest(&pushed.new[1]);
     let last: Value = serde_json::from_slice(&last).unwrap();
     let config = last["config"]["digest"].as_str().unwrap().to_owned();
     let proxy = Proxy::start(&pushed.two.registry.host, move |head| {

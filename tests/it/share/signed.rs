@@ -7,15 +7,13 @@ use serde_json::Value;
 
 use super::liar::Forged;
 use super::proxy::{Fault, Proxy};
-use super::{Two, sha256};
+use super::{MANIFEST, Two, sha256};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
-use crate::support::registry::{Registry, http};
 use crate::support::rootfs;
 use crate::support::run::{Ran, finish};
 
 const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// The password of `one.key`.
 const PASSWORD: &str = "se:cret";
 
@@ -81,26 +79,6 @@ impl Two {
     fn last(&self, name: &str) -> String {
         self.one.keys(name).pop().unwrap().1
     }
-}
-
-fn get(registry: &Registry, reference: &str) -> Vec<u8> {
-    let path = format!("/v2/team/rocm/manifests/{reference}");
-    let found = http(
-        &registry.host,
-        "GET",
-        &path,
-        &format!("accept: {MANIFEST}\r\n"),
-        b"",
-    );
-    assert_eq!(found.status, 200, "{}", found.head);
-    found.body
-}
-
-fn put(registry: &Registry, reference: &str, manifest: &[u8]) {
-    let path = format!("/v2/team/rocm/manifests/{reference}");
-    let head = format!("content-type: {MANIFEST}\r\n");
-    let put = http(&registry.host, "PUT", &path, &head, manifest);
-    assert_eq!(put.status, 201, "{}", put.head);
 }
 
 fn a_key_that_cannot_be_used_stops_before_anything_is_sent(two: &Two, name: &str) {
@@ -251,16 +229,15 @@ fn what_is_not_signed_or_wrongly_is_refused() {
     refused("it is not signed with the key that belongs to");
     // A signature with the right key, for another manifest.
     two.push_signed(&two.one, name, &repository).ok();
-    let right = get(&two.registry, &tag);
+    let right = two.manifest(&tag);
     let signatures = format!("sha256-{}.sig", sha256(&right));
-    let signature = get(&two.registry, &signatures);
+    let signature = two.manifest(&signatures);
     let mut changed: Value = serde_json::from_slice(&right).unwrap();
     changed["annotations"]["rockenv.profile"] = "another".into();
     let changed = changed.to_string();
-    put(&two.registry, &tag, changed.as_bytes());
+    two.put_manifest(&tag, changed.as_bytes());
     refused("it is not signed");
-    put(
-        &two.registry,
+    two.put_manifest(
         &format!("sha256-{}.sig", sha256(changed.as_bytes())),
         &signature,
     );
@@ -275,8 +252,8 @@ fn what_is_not_signed_or_wrongly_is_refused() {
     layers[0]["annotations"]["dev.cosignproject.cosign/signature"] = "MEUCIQ==".into();
     // More than a reader looks at.
     *layers = vec![layers[0].clone(); 64];
-    put(&two.registry, &tag, &right);
-    put(&two.registry, &signatures, forged.to_string().as_bytes());
+    two.put_manifest(&tag, &right);
+    two.put_manifest(&signatures, forged.to_string().as_bytes());
     refused("it is not signed with the key that belongs to");
     two.push_signed(&two.one, name, &repository).ok();
     two.up_verified(name, &repository)
@@ -337,7 +314,7 @@ fn what_another_machine_pushed_is_not_signed_but_replaced() {
     two.other.rockenv(&["up", name]).ok();
     let repository = two.repository();
     let tag = two.last(name);
-    let unsigned = get(&two.registry, &tag);
+    let unsigned = two.manifest(&tag);
     // `push` warns if the registry does not let tags move.
     let proxy = Proxy::start(&two.registry.host, {
         let tag = tag.clone();
@@ -354,23 +331,23 @@ fn what_another_machine_pushed_is_not_signed_but_replaced() {
     two.push_signed(&two.other, name, &proxy.repository())
         .ok()
         .says(&["warning: 1 tag stays as it was: the registry does not let it move"]);
-    assert_eq!(get(&two.registry, &tag), unsigned);
+    assert_eq!(two.manifest(&tag), unsigned);
     two.push_signed(&two.other, name, &repository).ok();
-    let signed = get(&two.registry, &tag);
+    let signed = two.manifest(&tag);
     assert_ne!(signed, unsigned);
     // An unsigned push leaves the signed manifest, and a push signed with another key replaces it.
     two.run(&two.one, &["push", name]).ok();
-    assert_eq!(get(&two.registry, &tag), signed);
+    assert_eq!(two.manifest(&tag), signed);
     two.push_with(&two.one, name, &repository, "other.key", Some(""))
         .ok();
-    assert_ne!(get(&two.registry, &tag), signed);
+    assert_ne!(two.manifest(&tag), signed);
 }
 
 #[test]
 fn what_is_asked_for_by_a_digest_has_it() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed(ONE);
-    let right = get(&two.registry, &two.last(name));
+    let right = two.manifest(&two.last(name));
     let digest = format!("sha256:{}", sha256(&right));
     let mut other: Value = serde_json::from_slice(&right).unwrap();
     other["annotations"]["rockenv.profile"] = "another".into();
@@ -458,7 +435,7 @@ fn the_image_that_another_machine_pushed_is_not_signed_later() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed(ONE);
     // The layer that the first machine pushed under the image's key.
-    let image = get(&two.registry, &two.last(name));
+    let image = two.manifest(&two.last(name));
     let image: Value = serde_json::from_slice(&image).unwrap();
     let image = image["layers"][0]["digest"].as_str().unwrap();
     two.other.rockenv(&["up", name]).ok();
