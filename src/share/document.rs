@@ -276,7 +276,7 @@ impl Document {
         let manifest = json!({
             "schemaVersion": 2, "mediaType": MANIFEST,
             "config": {
-                "mediaType": CONFIG, "digest": digest(&hex::encode(Sha256::digest(&config))), "size": config.len()
+                "mediaType": CONFIG, "digest": digest_of(&config), "size": config.len()
             },
             "layers": layers, "annotations": annotations,
         });
@@ -286,6 +286,10 @@ impl Document {
 
 fn digest(sha256: &str) -> String {
     format!("sha256:{sha256}")
+}
+
+pub(super) fn digest_of(bytes: &[u8]) -> String {
+    digest(&hex::encode(Sha256::digest(bytes)))
 }
 
 /// Returns the error for content that does not match its description.

@@ -70,12 +70,19 @@ impl Downloaded<'_> {
             .context(|| cannot_unpack(document, index))
     }
 
-    /// Waits for a layer.
+    /// Waits for a layer, with the progress shown.
     pub(super) fn piece(&mut self, index: usize) -> Result<Piece> {
         loop {
-            match self.arrived.get(&index) {
-                Some(piece) => return Ok(piece.clone()),
-                None => self.next()?,
+            if let Some(piece) = self.arrived.get(&index) {
+                return Ok(piece.clone());
+            }
+            match self.news.recv_timeout(POLL) {
+                Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
+                Err(RecvTimeoutError::Timeout) => self.examine_partial()?,
+                // The download thread failed and reports its own error.
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(unexpected!("the download ended early"));
+                }
             }
         }
     }
@@ -85,19 +92,6 @@ impl Downloaded<'_> {
         crate::sys::signals::stop_if(self.cancel)?;
         let (done, total) = self.counter.read();
         (self.progress)(BuildProgress::Bytes { done, total });
-        Ok(())
-    }
-
-    /// Waits for the next download or shows progress.
-    fn next(&mut self) -> Result<()> {
-        match self.news.recv_timeout(POLL) {
-            Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
-            Err(RecvTimeoutError::Timeout) => self.examine_partial()?,
-            // The download thread failed and reports its own error.
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(unexpected!("the download ended early"));
-            }
-        }
         Ok(())
     }
 }

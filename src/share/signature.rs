@@ -7,9 +7,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
-use super::document::{CONFIG, MANIFEST};
+use super::document::{CONFIG, MANIFEST, digest_of};
 use super::key_file::{SigningKey, VerifyingKey};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Descriptor, Registry, RequestSubject, Tagged, refused, sha256};
@@ -185,8 +184,4 @@ async fn signatures(registry: &Registry, manifest: &str) -> Result<Vec<Value>> {
     layers.retain(|layer| layer["mediaType"] == PAYLOAD);
     layers.truncate(MAX_SIGNATURES);
     Ok(layers)
-}
-
-fn digest_of(bytes: &[u8]) -> String {
-    format!("sha256:{}", hex::encode(Sha256::digest(bytes)))
 }

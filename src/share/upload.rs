@@ -73,24 +73,30 @@ pub(super) async fn send(
     }
 }
 
-/// A thread that packs a layer.
+/// A thread that packs a layer. It stops when its result is no longer needed.
 struct Packing {
     outcome: oneshot::Receiver<Result<Option<Sent>>>,
-    _stop: Stop,
+    stop: Arc<AtomicBool>,
 }
 
 impl Packing {
-    async fn outcome(self) -> Result<Option<Sent>> {
+    async fn outcome(mut self) -> Result<Option<Sent>> {
         let panicked = |_| unexpected!("a thread that packed a layer panicked");
-        self.outcome.await.map_err(panicked)?
+        (&mut self.outcome).await.map_err(panicked)?
+    }
+}
+
+impl Drop for Packing {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 
 /// Packs a layer in its own thread.
 fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces, Packing) {
     let (chunked, pieces) = chunked(alone);
-    let stop = Stop(Arc::new(AtomicBool::new(false)));
-    let flag = Arc::clone(&stop.0);
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
     let (ended, outcome) = oneshot::channel();
     let (changes, done) = (changes.clone(), Arc::clone(done));
     std::thread::spawn(move || {
@@ -105,11 +111,7 @@ fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces
         // The receiver may have stopped waiting.
         drop(ended.send(outcome));
     });
-    let packing = Packing {
-        outcome,
-        _stop: stop,
-    };
-    (pieces, packing)
+    (pieces, Packing { outcome, stop })
 }
 
 /// Returns both ends of a layer's stream. A layer that is not sent `alone` is compressed by a single thread.
@@ -194,15 +196,6 @@ async fn stalled(taken: &AtomicU64) {
         }
         before = now;
         tokio::time::sleep(long_patience()).await;
-    }
-}
-
-/// Stops the thread when its result is no longer needed.
-struct Stop(Arc<AtomicBool>);
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::TryLockError;
-use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -171,7 +171,12 @@ impl LayoutDraft {
         };
         // If reading failed, `digest` returns that error, which is the cause.
         let digest = digest().await?;
-        let (at, size) = written.map_err(|error| too_large(&self.place, error))?;
+        let large = written.as_ref().err().map(io::Error::kind) == Some(ErrorKind::FileTooLarge);
+        let help = large.then_some(
+            "the file system does not allow larger files; export to a directory with one file per layer: --snapshots DIR",
+        );
+        let written = written.context(|| self.cannot());
+        let (at, size) = written.map_err(|error| error.help_if(help))?;
         let (sha256, _) = digest.ok_or_else(|| unexpected!("a layer was truncated"))?;
         match self.form {
             Form::Archive if self.has(&sha256) => {
@@ -530,18 +535,4 @@ fn refusing_overwrite(place: &Path) -> Error {
         place.display()
     )
     .help("rockenv export ENV --snapshots NEW-NAME")
-}
-
-fn too_large(place: &Path, error: io::Error) -> Error {
-    let large = error.kind() == io::ErrorKind::FileTooLarge;
-    let failed: Result<()> = Err(error).context(|| format!("cannot write `{}`", place.display()));
-    let error = failed
-        .err()
-        .unwrap_or_else(|| unexpected!("nothing failed"));
-    match large {
-        true => error.help(
-            "the file system does not allow larger files; export to a directory with one file per layer: --snapshots DIR",
-        ),
-        false => error,
-    }
 }
