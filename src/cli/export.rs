@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::plan::ids::EnvName;
 use crate::share::Shareable;
@@ -70,39 +69,28 @@ pub(crate) fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
 }
 
 fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, ExportedEntry>) -> Result<()> {
-    #[derive(Serialize)]
-    struct ExportReport<'a> {
-        schema: &'static str,
-        manifest: &'a Path,
-        files: BTreeMap<&'a str, &'a str>,
-        links: BTreeMap<&'a str, &'a str>,
-        directories: Vec<&'a str>,
-    }
-    let mut shown = ExportReport {
-        schema: "rockenv/export/1",
-        manifest,
-        files: BTreeMap::new(),
-        links: BTreeMap::new(),
-        directories: Vec::new(),
-    };
+    let (mut files, mut links) = (BTreeMap::new(), BTreeMap::new());
+    let mut directories = Vec::new();
     for (name, named) in entries {
         match named {
-            ExportedEntry::File(sha256) => drop(shown.files.insert(name, sha256)),
-            ExportedEntry::Symlink(target) => drop(shown.links.insert(name, target)),
-            ExportedEntry::Directory => shown.directories.push(name),
+            ExportedEntry::File(sha256) => drop(files.insert(name, sha256)),
+            ExportedEntry::Symlink(target) => drop(links.insert(name, target)),
+            ExportedEntry::Directory => directories.push(name),
         }
     }
     if cx.json {
-        return cx.ui.json(&shown);
+        return cx.ui.json(&object! {
+            schema: "rockenv/export/1",
+            manifest: manifest,
+            files: files,
+            links: links,
+            directories: directories,
+        });
     }
     let counts = [
-        (shown.files.len(), "file", "files"),
-        (shown.links.len(), "link", "links"),
-        (
-            shown.directories.len(),
-            "empty directory",
-            "empty directories",
-        ),
+        (files.len(), "file", "files"),
+        (links.len(), "link", "links"),
+        (directories.len(), "empty directory", "empty directories"),
     ];
     let counts = counts.into_iter().filter(|(count, _, _)| *count > 0);
     let counts: Vec<String> = counts

@@ -162,16 +162,13 @@ fn none(store: &Store, env: &EnvName, step: Option<&str>) -> Error {
     let record = store.record(env).ok().flatten();
     let steps = record.iter().flat_map(|record| &record.steps);
     let status = format!("rockenv status {env}");
-    let known = step.and_then(|name| {
-        let mut steps = record.iter().flat_map(|record| &record.steps);
-        steps.find(|step| step.name == name)
-    });
-    let help = match step {
-        Some(_) if known.is_some() => match known.and_then(|step| step.reason.as_deref()) {
+    let known = step.map(|name| (name, steps.clone().find(|step| step.name == name)));
+    let help = match known {
+        Some((_, Some(step))) => match &step.reason {
             Some(reason) => format!("it has not run: {reason}"),
             None => status,
         },
-        Some(step) => suggest::help(step, steps.map(|known| known.name.as_str()), &status),
+        Some((name, None)) => suggest::help(name, steps.map(|known| known.name.as_str()), &status),
         None => status,
     };
     not_found!("env `{env}` has no log of {what}").help(help)

@@ -126,14 +126,9 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Resul
 
 /// Refuses paths outside the working directory.
 fn check_below(path: &Path) -> Result<()> {
-    let below = path
-        .components()
-        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    if below
-        && path
-            .components()
-            .any(|part| matches!(part, Component::Normal(_)))
-    {
+    let parts = path.components();
+    let mut parts = parts.filter(|part| *part != Component::CurDir).peekable();
+    if parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_))) {
         return Ok(());
     }
     Err(
@@ -149,6 +144,7 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let digest = hex::encode(Sha256::digest(&bytes));
     let path = format!("{PLACE}/bin/{digest}");
     let mut look = ssh.script(
+        &[],
         r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4; touch "$HOME/$1" || :"#,
         &[&path],
     )?;
@@ -267,7 +263,7 @@ fn run(
         false => &[],
     };
     let mut command = match at_terminal {
-        true => ssh.script_with(options, RUN, &words)?,
+        true => ssh.script(options, RUN, &words)?,
         false => ssh.script_with_output(options, RUN, &words)?,
     };
     if !at_terminal && !request.reads_input {
@@ -328,7 +324,7 @@ fn pass_on(ui: &Ui, stdout: impl Read) -> io::Result<bool> {
 /// Distinguishes a refusal by sudo from a failed command, which has already reported its error.
 fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
     let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
-    let mut command = ssh.script_with(options, script, &[program])?;
+    let mut command = ssh.script(options, script, &[program])?;
     if options.is_empty() {
         command.stdin(Stdio::null()).stdout(Stdio::null());
     }

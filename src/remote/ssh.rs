@@ -82,18 +82,8 @@ impl Machine {
 }
 
 impl SshConnection<'_> {
-    /// Prepares a shell script to run on the machine; `words` are its arguments.
-    pub(crate) fn script(&self, script: &str, words: &[&str]) -> Result<Command> {
-        self.script_with(&[], script, words)
-    }
-
-    /// Like `script`, with further options for ssh.
-    pub(crate) fn script_with(
-        &self,
-        more: &[&str],
-        script: &str,
-        words: &[&str],
-    ) -> Result<Command> {
+    /// Prepares a shell script to run on the machine, with `more` options for ssh; `words` are its arguments.
+    pub(crate) fn script(&self, more: &[&str], script: &str, words: &[&str]) -> Result<Command> {
         let (program, options) = self
             .ssh
             .split_first()
@@ -116,7 +106,7 @@ impl SshConnection<'_> {
         words: &[&str],
     ) -> Result<Command> {
         let script = format!("printf '\\n%s\\n' '{BEGIN}'\n{script}");
-        let mut command = self.script_with(more, &script, words)?;
+        let mut command = self.script(more, &script, words)?;
         command.stdout(Stdio::piped());
         Ok(command)
     }

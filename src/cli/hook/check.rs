@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use crate::cli::code_of;
 use crate::profile::hook::{self, Hook};
 use crate::store::Store;
 use crate::sys::error::{Kind, Result};
@@ -80,10 +81,7 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
             },
         });
     }
-    let code = match reports.iter().all(|report| report.ok) {
-        true => 0,
-        false => Kind::Invalid.exit_code(),
-    };
+    let code = code_of(reports.iter().all(|report| report.ok), Kind::Invalid);
     if cx.json {
         cx.ui.json(&reports)?;
         return Ok(code);
