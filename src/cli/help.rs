@@ -185,15 +185,10 @@ pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap:
 }
 
 fn with_examples(command: clap::Command, path: &str) -> clap::Command {
-    let names: Vec<String> = command
-        .get_subcommands()
-        .map(|one| one.get_name().to_owned())
-        .collect();
-    let mut command = command;
-    for name in names {
-        let inner = format!("{path} {name}");
-        command = command.mut_subcommand(name, |one| with_examples(one, inner.trim_start()));
-    }
+    let command = command.mut_subcommands(|one| {
+        let inner = format!("{path} {}", one.get_name());
+        with_examples(one, inner.trim_start())
+    });
     let examples = examples(path);
     if examples.is_empty() {
         return command;

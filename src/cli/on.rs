@@ -37,24 +37,18 @@ pub struct OnArgs {
 impl OnArgs {
     /// Forwards the global options to the command, whether they precede or follow `on`.
     pub(crate) fn hand_on(&mut self, global: &GlobalArgs) {
-        let mut words = vec!["--verbose"; global.verbose.into()];
+        let verbose = std::iter::repeat_n("--verbose", global.verbose.into());
         let flags = [
             (global.quiet, "--quiet"),
             (global.yes, "--yes"),
             (global.json, "--json"),
         ];
-        words.extend(
-            flags
-                .iter()
-                .filter(|(is_given, _)| *is_given)
-                .map(|(_, flag)| flag),
-        );
-        let home = global
-            .home
-            .iter()
-            .map(|home| home.to_string_lossy().into_owned());
-        let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-        words.extend(home.flat_map(|home| ["--home".to_owned(), home]));
+        let flags = flags.into_iter().filter(|(is_given, _)| *is_given);
+        let words = verbose.chain(flags.map(|(_, flag)| flag));
+        let mut words: Vec<String> = words.map(str::to_owned).collect();
+        if let Some(home) = &global.home {
+            words.extend(["--home".to_owned(), home.to_string_lossy().into_owned()]);
+        }
         if !self.command.is_empty() {
             self.command.splice(..0, words);
         }

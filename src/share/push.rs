@@ -250,8 +250,7 @@ impl Pushing<'_> {
         }
         let key = &self.what.image.key;
         let _downloads = self.store.keep_downloads().ok()?;
-        let blobs = self.store.root().join("blobs");
-        let document = find(registry, key, &blobs, None).await.ok().flatten()?;
+        let document = find(registry, key, &self.blobs(), None).await.ok()??;
         let is_right = document.snapshot.image.key == *key;
         document.blobs.into_iter().next().filter(|_| is_right)
     }

@@ -5,6 +5,7 @@ use crate::plan::ids::EnvName;
 use crate::share::ServiceImage;
 use crate::store::history::Reuse;
 use crate::store::images::Image;
+use crate::store::layer::VolumeState;
 use crate::store::{Layer, Store};
 use crate::sys::error::Result;
 use crate::ui::Reporter;
@@ -113,18 +114,12 @@ impl Shareable {
 
 /// Returns how many layers, counted from the lowest, are complete without this store.
 fn complete(layers: &[Layer]) -> usize {
-    let live = |layer: &Layer| {
-        let mut states = layer.volumes.values();
-        states.any(|state| !state.is_kept())
-    };
+    let made_by_hand = layers.iter().position(|layer| layer.key.is_none());
+    let mut layers = layers[..made_by_hand.unwrap_or(layers.len())].iter();
     // Another store has no use for a layer whose build volume was not kept. A later layer that has the volume again
     // contains all of it.
-    let whole = |layer: &Layer| layer.key.is_some() && !live(layer);
-    match layers.iter().position(|layer| layer.key.is_none()) {
-        Some(made_by_hand) => layers[..made_by_hand].iter().rposition(whole),
-        None => layers.iter().rposition(whole),
-    }
-    .map_or(0, |last| last + 1)
+    let last = layers.rposition(|layer| layer.volumes.values().all(VolumeState::is_kept));
+    last.map_or(0, |last| last + 1)
 }
 
 fn reason(layer: &Layer) -> String {
