@@ -101,7 +101,7 @@ pub(super) async fn verify(
     ))
 }
 
-/// Signs a manifest and keeps its other signatures. The new one is the first, because readers skip those beyond a limit.
+/// Signs a manifest and keeps its other signatures. The new one is the first, because readers skip those after a limit.
 pub(super) async fn sign(
     registry: &Registry,
     key: &SigningKey,
