@@ -67,6 +67,7 @@ impl<'a> RevisionSource<'a> {
         let mut all = vec![from.clone()];
         let range = format!("{from}..{to}");
         let mut arguments = vec![
+            "--literal-pathspecs",
             "rev-list",
             "--reverse",
             "--first-parent",
