@@ -36,10 +36,11 @@ pub(crate) fn parse(text: &str) -> Option<Vec<Command>> {
         else {
             continue;
         };
-        let (Ok(start), Ok(end)) = (start.parse::<u64>(), end.parse::<u64>()) else {
+        // ninja's own type is `int`. Sums of larger numbers could overflow.
+        let (Ok(start), Ok(end)) = (start.parse::<u32>(), end.parse::<u32>()) else {
             continue;
         };
-        last.insert(output, (at, start, end, hash));
+        last.insert(output, (at, start.into(), end.into(), hash));
     }
     let mut commands: BTreeMap<(u64, u64, &str), (usize, &str)> = BTreeMap::new();
     for (output, (at, start, end, hash)) in last {
@@ -70,7 +71,8 @@ mod tests {
         for version in 5..=7 {
             let text = format!(
                 "# ninja log v{version}\n0\t100\t1\told.o\taa\n5\t2005\t1\ta.o\tbb\n7\t9\t1\tx.h\tcc\n7\t9\t1\tx.cc\tcc\n\
-                 1\t31\t2\told.o\taa\nbroken\n3\t"
+                 1\t31\t2\told.o\taa\nbroken\n3\t\n0\t{}\t1\tlong.o\tdd",
+                u64::MAX
             );
             let found = parse(&text).unwrap();
             let found: Vec<_> = found

@@ -207,11 +207,12 @@ pub fn ccache_hits<'a>(files: impl IntoIterator<Item = &'a str>) -> (u64, u64) {
     for file in files {
         let numbers: Vec<u64> = file
             .lines()
-            .map(|line| line.trim().parse().unwrap_or(0))
+            // Any number can be in a user's cache. Sums of larger ones could overflow.
+            .map(|line| line.trim().parse::<u32>().map_or(0, u64::from))
             .collect();
         let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
-        misses = misses.saturating_add(at(MISSES));
-        hits = HITS.into_iter().map(at).fold(hits, u64::saturating_add);
+        misses += at(MISSES);
+        hits += HITS.into_iter().map(at).sum::<u64>();
     }
     (hits, misses)
 }
@@ -302,6 +303,7 @@ mod tests {
             file(&[(4, 6), (22, 2)]),
             file(&[(8, 1)]),
             "damaged".to_owned(),
+            file(&[(8, u64::MAX)]),
         ];
         assert_eq!(ccache_hits(files.iter().map(String::as_str)), (3, 6));
     }
