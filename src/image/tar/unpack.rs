@@ -517,6 +517,10 @@ impl<'a> Unpacker<'a> {
             TarEntryKind::Character(major, minor) | TarEntryKind::Block(major, minor) => {
                 let is_whiteout = matches!(entry.kind, TarEntryKind::Character(0, 0));
                 if self.options.devices == Devices::Skip || is_whiteout {
+                    if beneath::stat(self.parent(), name).is_ok() {
+                        // The archive replaces it, although not by anything that is made here.
+                        self.clear(name, path)?;
+                    }
                     self.report.drop("device node".into());
                     return Ok(());
                 }

@@ -14,6 +14,7 @@ use super::{Place, is_refused, refused, tar};
 #[test]
 fn case_5_device_nodes_are_skipped_and_reported_unless_asked_for() {
     let archive = tar()
+        .header(b"null", b'0', 0, b"", 0o644)
         .header(b"null", b'3', 0, b"", 0o666)
         .header(b"disk", b'4', 0, b"", 0o600)
         .header(b"fifo", b'6', 0, b"", 0o620)
