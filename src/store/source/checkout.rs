@@ -325,9 +325,9 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
     Ok(())
 }
 
-/// Creates a directory that git writes to.
+/// Creates a directory that git writes to. Refuses a link to one, which git must not own.
 fn make_for(directory: &Path, rights: Rights) -> Result<()> {
-    fs::create_dir_all(directory)?;
+    fs::create_dir(directory)?;
     if let Rights::BuildUser(uid, gid) | Rights::Owner(uid, gid) = rights {
         nix::unistd::chown(directory, Some(uid.into()), Some(gid.into()))?;
     }

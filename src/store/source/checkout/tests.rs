@@ -167,6 +167,10 @@ fn no_link_leads_to_what_only_root_may_read() {
         assert!(!error.contains("refs/heads/secret"), "{error}");
         fs::remove_file(own.join(name)).unwrap();
     }
+    // A directory is given to git's user only if it is new.
+    let link = own.join(LFS);
+    symlink(directory.path(), &link).unwrap();
+    assert!(make_for(&link, Rights::Own).is_err());
 }
 
 #[test]
