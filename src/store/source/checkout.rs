@@ -286,11 +286,6 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
     for name in ["objects", "refs", "packed-refs", "reftable", "shallow"] {
         link(common, name)?;
     }
-    link(common, LFS)?;
-    let lfs = place.join(LFS);
-    if !lfs.exists() {
-        make_for(&lfs, rights)?;
-    }
     for name in ["index", "logs", "FETCH_HEAD", "ORIG_HEAD"] {
         link(own, name)?;
     }
@@ -307,19 +302,38 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
         link(common, name)?;
     }
     link(own, "info/sparse-checkout")?;
-    for name in [
-        "index",
-        "packed-refs",
-        "shallow",
-        "info/exclude",
-        "info/attributes",
-        "info/grafts",
-        "info/sparse-checkout",
-    ] {
-        // git would block on a FIFO forever.
-        let link = place.join(name);
-        if fs::metadata(&link).is_ok_and(|found| !found.is_file()) {
-            return Err(not_regular(&fs::read_link(&link)?));
+    refuse_special_files(place)?;
+    link(common, LFS)?;
+    let lfs = place.join(LFS);
+    if !lfs.exists() {
+        make_for(&lfs, rights)?;
+    }
+    Ok(())
+}
+
+/// Refuses FIFOs and devices, which git would open and wait for: among the links in `place`, and in the directories
+/// that they lead to.
+fn refuse_special_files(place: &Path) -> Result<()> {
+    let mut left = vec![place.to_owned()];
+    while let Some(directory) = left.pop() {
+        // git itself reports what it cannot read.
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            let (path, Ok(kind)) = (entry.path(), entry.file_type()) else {
+                continue;
+            };
+            let is_link = kind.is_symlink();
+            let kind = match is_link {
+                true => fs::metadata(&path).map(|found| found.file_type()),
+                false => Ok(kind),
+            };
+            match kind {
+                // A link further down may lead above itself.
+                Ok(kind) if kind.is_dir() => {
+                    left.extend((!is_link || directory == place).then_some(path));
+                }
+                Ok(kind) if !kind.is_file() => return Err(not_regular(&fs::canonicalize(path)?)),
+                Ok(_) | Err(_) => {}
+            }
         }
     }
     Ok(())

@@ -9,8 +9,8 @@ use super::checkout::Checkout;
 use crate::sys::error::Result;
 use crate::sys::shell::quoted_path;
 
-/// Files that git opens in each directory that it examines.
-const OPENED: [&str; 2] = [".gitignore", ".gitattributes"];
+/// Files that git opens in each directory that it examines, and the list of submodules at the top.
+const OPENED: [&str; 3] = [".gitignore", ".gitattributes", ".gitmodules"];
 
 impl Git<'_> {
     /// Refuses FIFOs and devices that git would open. Skips ignored directories and other repositories, as git does.

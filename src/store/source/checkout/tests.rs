@@ -105,7 +105,14 @@ fn other_work_trees_and_formats_are_read() {
 fn what_no_git_wrote_is_refused_without_waiting() {
     let (directory, git) = (repository(), Git::new(me()));
     let own = directory.path().join(".git");
-    for name in ["config", "HEAD", "index", "packed-refs"] {
+    for name in [
+        "config",
+        "HEAD",
+        "index",
+        "packed-refs",
+        "refs/heads/more",
+        "objects/info/alternates",
+    ] {
         let path = own.join(name);
         let kept = fs::read(&path).ok();
         drop(fs::remove_file(&path));
@@ -121,6 +128,7 @@ fn what_no_git_wrote_is_refused_without_waiting() {
         ".git/info/exclude",
         ".git/info/attributes",
         ".gitignore",
+        ".gitmodules",
         "d/.gitattributes",
     ] {
         let path = directory.path().join(name);
