@@ -7,6 +7,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
 
 use super::Git;
@@ -20,6 +22,8 @@ use crate::tree::file;
 const PATCHER: &str = "therockbot@amd.com";
 /// Maximum size of the script's note about a submodule, in bytes.
 const LONGEST_NOTE: u64 = 64 << 10;
+/// Number of bytes of a file that are hashed between two checks for a signal.
+const PIECE: usize = 64 << 10;
 
 impl Git<'_> {
     /// Returns the fingerprint of a source, from the file `known` if the source has not changed since.
@@ -74,13 +78,13 @@ impl Git<'_> {
                     None => self.fingerprint(&path)?,
                 });
             } else {
-                hash_file(&path, &mut hash)?;
+                self.hash_file(&path, &mut hash)?;
             }
         }
         for name in &unseen {
             let path = directory.join(std::ffi::OsStr::from_bytes(name));
             if hash_kind(name, &path, &mut hash).is_none_or(|found| !found.is_dir()) {
-                hash_file(&path, &mut hash)?;
+                self.hash_file(&path, &mut hash)?;
             }
         }
         for (path, print) in &modified {
@@ -181,11 +185,51 @@ impl Git<'_> {
                 if found.is_dir() {
                     left.push(name);
                 } else {
-                    hash_file(&entry.path(), &mut hash)?;
+                    self.hash_file(&entry.path(), &mut hash)?;
                 }
             }
         }
         Ok(format!("content:{}", hex::encode(hash.finalize())))
+    }
+
+    fn hash_file(&self, path: &Path, hash: &mut Sha256) -> Result<()> {
+        let Some(found) = if_exists(fs::symlink_metadata(path))? else {
+            hash.update(b"absent");
+            return Ok(());
+        };
+        if found.is_symlink() {
+            let target = fs::read_link(path)?;
+            // Without the length, the end of a target could pass for the beginning of the next name.
+            hash.update((target.as_os_str().len() as u64).to_le_bytes());
+            hash.update(target.as_os_str().as_bytes());
+        } else if found.is_file() {
+            // A step of another env may have put a link or a FIFO there by now.
+            let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+            let file = fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(flags.bits())
+                .open(path)?;
+            self.hash_content(file, found.len(), hash)?;
+        }
+        Ok(())
+    }
+
+    /// Hashes a length and the content of a file, which may be sparse and terabytes long.
+    pub(super) fn hash_content(
+        &self,
+        mut file: fs::File,
+        length: u64,
+        hash: &mut Sha256,
+    ) -> Result<()> {
+        hash.update(length.to_le_bytes());
+        let mut piece = vec![0; PIECE];
+        loop {
+            self.stop_if_cancelled()?;
+            match file.read(&mut piece)? {
+                0 => return Ok(()),
+                amount => hash.update(&piece[..amount]),
+            }
+        }
     }
 }
 
@@ -309,45 +353,14 @@ fn hash_kind(name: &[u8], path: &Path, hash: &mut Sha256) -> Option<std::fs::Met
     found
 }
 
-fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
-    let Some(found) = if_exists(fs::symlink_metadata(path))? else {
-        hash.update(b"absent");
-        return Ok(());
-    };
-    if found.is_symlink() {
-        let target = fs::read_link(path)?;
-        // Without the length, the end of a target could pass for the beginning of the next name.
-        hash.update((target.as_os_str().len() as u64).to_le_bytes());
-        hash.update(target.as_os_str().as_bytes());
-    } else if found.is_file() {
-        hash_content(path, found.len(), hash)?;
-    }
-    Ok(())
-}
-
-pub(super) fn hash_content(path: &Path, length: u64, hash: &mut Sha256) -> Result<()> {
-    hash.update(length.to_le_bytes());
-    std::io::copy(&mut fs::File::open(path)?, &mut HashWriter(hash))?;
-    Ok(())
-}
-
-struct HashWriter<'a>(&'a mut Sha256);
-
-impl std::io::Write for HashWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::super::tests::{me, repository, run};
     use super::*;
+    use crate::sys::error::Kind;
 
     #[test]
     fn the_fingerprint_follows_commit_content_and_new_files() {
@@ -540,6 +553,24 @@ mod tests {
         fs::write(outer.path().join(".git/HEAD"), "ref: refs/heads/x\n").unwrap();
         fs::write(outer.path().join(".git/refs/heads/x"), "damaged\n").unwrap();
         assert!(git.fingerprint(outer.path()).is_err());
+    }
+
+    #[test]
+    fn a_signal_ends_the_reading_of_a_huge_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = fs::File::create(directory.path().join("sparse")).unwrap();
+        file.set_len(2 * PIECE as u64).unwrap();
+        let (cancel, ticks) = (AtomicBool::new(false), Cell::new(0));
+        let git = Git {
+            user: me(),
+            cancel: &cancel,
+            tick: Box::new(|| {
+                ticks.set(ticks.get() + 1);
+                cancel.store(ticks.get() == 3, Ordering::Relaxed);
+            }),
+        };
+        let error = git.fingerprint(directory.path()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Signal(2));
     }
 
     #[test]

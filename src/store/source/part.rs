@@ -3,13 +3,14 @@
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use fs_err as fs;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, ResolveFlag, readlinkat};
 use nix::sys::stat::{FileStat, SFlag, fstat};
 use sha2::{Digest as _, Sha256};
 
 use super::Git;
-use super::fingerprint::{hash_content, remembered};
+use super::fingerprint::remembered;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -48,7 +49,7 @@ impl Git<'_> {
             }
             Some(entry) if entry.kind() == SFlag::S_IFREG => {
                 let length = u64::try_from(entry.stat.st_size).unwrap_or(0);
-                hash_content(&entry.path(), length, &mut hash)?;
+                self.hash_content(fs::File::open(entry.path())?, length, &mut hash)?;
                 let executable = entry.stat.st_mode & 0o111;
                 if executable != 0 {
                     hash.update(executable.to_le_bytes());
@@ -99,8 +100,6 @@ fn inside(top: &OwnedFd, below: &Path, flags: OFlag) -> Result<Option<Entry>> {
 
 #[cfg(test)]
 mod tests {
-    use fs_err as fs;
-
     use super::super::tests::me;
     use super::*;
 
