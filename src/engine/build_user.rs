@@ -16,7 +16,7 @@ use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
 /// Maximum size of an account file, in bytes; a larger one is an attack or an accident.
-const MAX_ACCOUNT_FILE: u64 = 1 << 20;
+pub(crate) const MAX_ACCOUNT_FILE: u64 = 1 << 20;
 
 /// Search depth for mount points below a home.
 const MAX_DEPTH: usize = 16;

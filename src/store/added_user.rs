@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
+use crate::engine::build_user::MAX_ACCOUNT_FILE;
 use crate::plan::resolve::BuildUser;
 use crate::sys::error::{Result, if_exists};
 use crate::tree;
@@ -142,7 +143,12 @@ impl<'a> AddedUser<'a> {
         else {
             return Ok(false);
         };
-        if !here.is_file() || !below.is_file() || rights(&here) != rights(&below) {
+        if !here.is_file()
+            || !below.is_file()
+            || rights(&here) != rights(&below)
+            || here.len() > MAX_ACCOUNT_FILE
+            || below.len() > MAX_ACCOUNT_FILE
+        {
             return Ok(false);
         }
         let read = |root: &Path| fs::read_to_string(root.join(path));
@@ -156,4 +162,27 @@ impl<'a> AddedUser<'a> {
 /// Returns mode, owner and group.
 fn rights(found: &Metadata) -> (u32, u32, u32) {
     (found.mode() & 0o7777, found.uid(), found.gid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_file_that_no_user_was_added_to_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let [tree, below] = ["tree", "below"].map(|name| directory.path().join(name));
+        let user = BuildUser::new(1000, 1000);
+        let [_, passwd] = user.accounts();
+        for (length, is_ours) in [(1, true), (1 << 20, false)] {
+            let before = "#".repeat(length) + "\n";
+            let after = passwd.added_to(&before).unwrap();
+            for (root, text) in [(&tree, after), (&below, before)] {
+                fs::create_dir_all(root.join(ETC)).unwrap();
+                fs::write(root.join(ETC).join(passwd.file), text).unwrap();
+            }
+            let added = AddedUser::new(&user, &tree, std::slice::from_ref(&below));
+            assert_eq!(added.is_all().unwrap(), is_ours);
+        }
+    }
 }
