@@ -12,8 +12,9 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
 
+use crate::sys::beneath;
 use crate::sys::catalog::Directory;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::shell::quoted_path;
 use crate::sys::trust::{CONFIGURATION, DIRECTORIES};
 
@@ -170,13 +171,15 @@ pub(crate) fn read(directories: &[Directory], path: &Path, most: u64) -> Result<
     Ok(found)
 }
 
-/// Reads at most `most` bytes of a regular file; `None` if it is not one. Never waits for the writer of a FIFO.
+/// Reads at most `most` bytes of a regular file; `None` if it is not one. Opens no device: that may have effects.
 pub(crate) fn open(path: &Path, most: u64) -> Result<Option<FileRead>> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = fs::OpenOptions::new()
+    let found = fs::OpenOptions::new()
         .read(true)
-        .custom_flags(flags.bits())
+        .custom_flags(OFlag::O_PATH.bits())
         .open(path)?;
+    let opened = beneath::open_regular(found.into_file().into(), OFlag::O_RDONLY)
+        .context(|| format!("cannot read `{}`", path.display()))?;
+    let file = fs::File::from_parts(opened.into(), path);
     let found = file.metadata()?;
     if !found.is_file() {
         return Ok(None);
@@ -285,6 +288,15 @@ fn too_much(top: &Path) -> Error {
 mod tests {
     use super::*;
     use crate::sys::trust::digest;
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        // Opening a socket fails.
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(open(&socket, 1).unwrap().is_none());
+    }
 
     #[test]
     fn a_file_that_is_too_long_to_be_read_whole_is_not_trusted() {
