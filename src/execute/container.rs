@@ -277,11 +277,8 @@ fn make_owned(path: &Path, uid: u32, gid: u32) -> Result<()> {
         // Another command has just created it.
         Err(error) if error.kind() == ErrorKind::AlreadyExists && path.exists() => Ok(()),
         Err(error) => Err(error.into()),
-        Ok(()) => Ok(nix::unistd::chown(
-            path,
-            Some(uid.into()),
-            Some(gid.into()),
-        )?),
+        // Another user may have put a link in its place by now.
+        Ok(()) => Ok(fs::os::unix::fs::lchown(path, Some(uid), Some(gid))?),
     }
 }
 
