@@ -104,7 +104,7 @@ impl<'a> Checkout<'a> {
         let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
         let settings = written(&listed, is_kept);
         let place = Place::new(rights)?;
-        lay_out(&place.path, &own, &common, rights)?;
+        lay_out(git, &place.path, &own, &common, rights)?;
         fs::write(place.path.join("HEAD"), head(&own)?)?;
         fs::write(place.path.join("config"), settings)?;
         Ok(Self {
@@ -278,7 +278,7 @@ fn head(own: &Path) -> Result<String> {
 }
 
 /// Creates the links of a directory that replaces `.git`.
-fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()> {
+fn lay_out(git: &Git<'_>, place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()> {
     let link = |from: &Path, name: &str| match from.join(name).exists() {
         true => symlink(from.join(name), place.join(name)),
         false => Ok(()),
@@ -302,7 +302,7 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
         link(common, name)?;
     }
     link(own, "info/sparse-checkout")?;
-    refuse_special_files(place)?;
+    refuse_special_files(git, place)?;
     link(common, LFS)?;
     let lfs = place.join(LFS);
     if !lfs.exists() {
@@ -313,9 +313,11 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
 
 /// Refuses FIFOs and devices, which git would open and wait for: among the links in `place`, and in the directories
 /// that they lead to.
-fn refuse_special_files(place: &Path) -> Result<()> {
+fn refuse_special_files(git: &Git<'_>, place: &Path) -> Result<()> {
     let mut left = vec![place.to_owned()];
     while let Some(directory) = left.pop() {
+        // A link in place of the objects may lead to everything.
+        git.stop_if_cancelled()?;
         // git itself reports what it cannot read.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             let (path, Ok(kind)) = (entry.path(), entry.file_type()) else {
