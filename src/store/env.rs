@@ -179,10 +179,12 @@ impl LockedEnv<'_> {
         remove(&self.directory.join(ATTEMPT))
     }
 
-    /// Returns whether an `exec` or `shell` command joined the last step that began.
+    /// Returns whether an `exec` or `shell` command joined the step that began last on the current build volumes.
     pub(super) fn is_joined(&self) -> bool {
         let read = |name| fs::read(self.directory.join(name)).ok();
-        read(JOINED).is_some_and(|joined| Some(joined) == read(ATTEMPT))
+        let record = self.record.as_ref();
+        record.is_some_and(|record| self.store.written_attempt(&self.name, record).is_some())
+            && read(JOINED).is_some_and(|joined| Some(joined) == read(ATTEMPT))
     }
 
     /// Returns the lock's descriptor, for the container's holder.
@@ -479,6 +481,22 @@ impl Store {
 
     /// Returns the same step with the layer below it.
     pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Option<Attempt> {
+        let written = self.written_attempt(name, record);
+        written.or_else(|| self.restored_attempt(record))
+    }
+
+    /// Returns the unfinished step whose partial work a rollback restored with the build volumes.
+    fn restored_attempt(&self, record: &Record) -> Option<Attempt> {
+        let from = record.head.volumes_from().layer;
+        let on = from.filter(|_| self.freezes_volumes())?;
+        Some(Attempt {
+            key: self.layer(&on).ok()??.begun?,
+            on: Some(on),
+            sees_volumes: true,
+        })
+    }
+
+    fn written_attempt(&self, name: &EnvName, record: &Record) -> Option<Attempt> {
         let text = fs::read_to_string(self.env_dir(name).join(ATTEMPT)).ok()?;
         let mut lines = text.split('\n');
         let line = lines.next()?;

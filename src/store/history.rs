@@ -256,6 +256,8 @@ impl LockedEnv<'_> {
 
 #[cfg(test)]
 mod tests {
+    use fs_err as fs;
+
     use super::*;
 
     #[test]
@@ -284,5 +286,31 @@ mod tests {
         assert_ne!(head(r#"{"build": "v"}"#).history, History::Clean);
         let tree: Head = serde_json::from_str(r#"{"tree": "t", "volumes": {}}"#).unwrap();
         assert_eq!(tree.by_hand(), Some(Moment::default()));
+    }
+
+    /// A killed rollback leaves no file for that.
+    #[test]
+    fn restored_volumes_bring_the_step_that_had_begun_on_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = Store::open(&directory.path().join("store")).unwrap();
+        let layer = r#"{"id": "l", "key": null, "parent": null, "env": "e", "image_key": "k", "tree": "t",
+            "title": "mine", "created": "2026-01-02T03:04:05Z", "boot": "", "volumes": {"build": "frozen"},
+            "begun": "KEY"}"#;
+        let key = StepKey::from("step");
+        fs::create_dir(store.root.join("layers/l")).unwrap();
+        fs::write(
+            store.root.join("layers/l/layer.json"),
+            layer.replace("KEY", &key),
+        )
+        .unwrap();
+        let record = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
+            "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
+            "head": {"layer": "l", "volumes": {"build": "v"}, "volumes_from": {"layer": "l", "history": "clean"}},
+            "snapshots": [], "steps": [], "failed": null, "complete": false}"#;
+        let record: Record = serde_json::from_str(record).unwrap();
+        for (method, begun) in [(Method::Overlay, None), (Method::Reflink, Some(key))] {
+            store.method = method;
+            assert_eq!(store.attempt(&"a".into(), &record), begun);
+        }
     }
 }

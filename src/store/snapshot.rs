@@ -169,7 +169,7 @@ impl LockedEnv<'_> {
     fn history_of(&self, freeze: &Freeze<'_>) -> Result<History> {
         match &freeze.history {
             // The command's files are indistinguishable from the step's.
-            _ if freeze.key.is_some() && self.is_joined() => Ok(History::Incremental {
+            _ if self.is_joined() => Ok(History::Incremental {
                 on: freeze.parent.cloned(),
                 by_hand: true,
             }),
@@ -360,13 +360,9 @@ impl LockedEnv<'_> {
         };
         // A volume that no snapshot contains has no other copy.
         let mut volumes = self.known_record()?.head.volumes.values();
-        let freezes = self.store.freezes_volumes();
-        let restore = freezes || volumes.all(|id| self.store.is_volume_empty(id));
+        let restore =
+            self.store.freezes_volumes() || volumes.all(|id| self.store.is_volume_empty(id));
         self.move_to_layer(Vec::new(), &layer, restore)?;
-        // Frozen volumes include the step's partial work. Volumes that were not restored say nothing about it.
-        if freezes && let Some(begun) = self.store.layer(&layer)?.and_then(|layer| layer.begun) {
-            self.begin_attempt(&begun, true)?;
-        }
         self.update(|record| record.complete = is_complete)?;
         Ok(kept)
     }
