@@ -292,14 +292,19 @@ impl LockedEnv<'_> {
                         .filter(|layer| layer.tree.as_ref() == Some(&tree));
                     if let Some(mut record) = self.record.clone()
                         && let Some(layer) = published
-                        && record.head.tree.as_ref() == Some(&tree)
+                        && record.trees().any(|known| *known == tree)
                     {
                         record.used = record.used.max(snapshot.created);
                         // If volumes are not frozen, no snapshot contains what a command wrote there.
                         let unsaved = snapshot.key.is_none() && !self.store.freezes_volumes();
                         let by_hand = record.head.by_hand().filter(|_| unsaved);
+                        let head = record.head.clone();
                         push_snapshot(&mut record, snapshot, layer.history());
                         record.head.by_hand = by_hand.map(ByHand::Since);
+                        if head.tree.as_ref() != Some(&tree) {
+                            // A snapshot of a failed step's tree leaves the env where it is.
+                            (record.head, record.failed) = (head, None);
+                        }
                         self.put(record)?;
                     }
                 }

@@ -17,7 +17,7 @@ use crate::sys::error::{Result, if_exists};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum JournalEntry {
-    /// The live tree is about to become the layer of a snapshot.
+    /// A live tree, or that of a failed step, is about to become the layer of a snapshot.
     Freeze {
         tree: TreeId,
         /// The snapshot it becomes.

@@ -124,7 +124,7 @@ impl LockedEnv<'_> {
                 again: freeze.again,
                 created: layer.created,
             };
-            if record.head.tree.as_ref() == Some(freeze.tree) {
+            if record.trees().any(|known| known == freeze.tree) {
                 journal::begin(
                     &self.directory,
                     &JournalEntry::Freeze {

@@ -58,3 +58,22 @@ fn a_read_only_store_is_named() {
         assert!(error.help_text().unwrap().starts_with(&help), "{error:?}");
     }
 }
+
+#[test]
+fn the_tree_of_a_failed_step_that_became_a_layer_unrecorded_is_recorded() {
+    let lab = Lab::new();
+    let mut record = lab.record();
+    let kept = record.snapshots.pop().unwrap();
+    let tree = lab.store.layer(&kept.layer).unwrap().unwrap().tree;
+    let mut text = serde_json::to_value(&record).unwrap();
+    text["failed"] =
+        serde_json::json!({"step": "build", "tree": tree, "log": "logs/1/build.log", "code": 1});
+    fs::write(lab.at("envs/one/record.json"), text.to_string()).unwrap();
+    let entry = serde_json::json!({"freeze": {"tree": tree, "snapshot": kept}});
+    fs::write(lab.at("envs/one/journal.jsonl"), format!("{entry}\n")).unwrap();
+    drop(lab.locked("one"));
+    let new = lab.record();
+    assert_eq!(new.snapshots.last(), Some(&kept));
+    assert_eq!(new.failed, None);
+    assert_eq!(new.head, record.head);
+}
