@@ -30,6 +30,7 @@ use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::shell::quoted_path;
+use crate::tree;
 
 /// Directories on disk that every container gets empty, and that no snapshot contains.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
@@ -261,25 +262,8 @@ pub(crate) fn cache_directory(store: &Store, spec: &Spec, name: &str) -> Result<
 
 /// Creates a directory for the build user.
 fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
-    make_owned(&path, spec.user.uid, spec.user.gid)?;
+    tree::create_directory_for(&path, spec.user.uid, spec.user.gid)?;
     Ok(path)
-}
-
-/// Creates a directory. An existing directory keeps its owner.
-fn make_owned(path: &Path, uid: u32, gid: u32) -> Result<()> {
-    if path.exists() {
-        return Ok(());
-    }
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    match fs::create_dir(path) {
-        // Another command has just created it.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.exists() => Ok(()),
-        Err(error) => Err(error.into()),
-        // Another user may have put a link in its place by now.
-        Ok(()) => Ok(fs::os::unix::fs::lchown(path, Some(uid), Some(gid))?),
-    }
 }
 
 /// Creates a directory for the build user at a path from a profile. If users other than root can change the path, uses
@@ -290,7 +274,7 @@ fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     let person = match rights {
         Rights::Of(person, _) if !only_root_changes(path) => person,
         Rights::Own | Rights::Of(..) => {
-            return make_owned(path, spec.user.uid, spec.user.gid);
+            return tree::create_directory_for(path, spec.user.uid, spec.user.gid);
         }
     };
     if path.exists() {
@@ -358,30 +342,5 @@ pub(super) fn discard(store: &Store, directory: &Path) -> Result<()> {
     match fs::remove_dir(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => store.discard(directory),
         _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Barrier;
-
-    use super::*;
-
-    #[test]
-    fn commands_that_create_one_directory_at_once_all_get_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
-        for round in 0..200 {
-            let path = directory.path().join(round.to_string());
-            let start = Barrier::new(4);
-            let make = || {
-                start.wait();
-                make_owned(&path, uid.as_raw(), gid.as_raw())
-            };
-            std::thread::scope(|scope| {
-                let all: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
-                all.into_iter().for_each(|one| one.join().unwrap().unwrap());
-            });
-        }
     }
 }

@@ -28,10 +28,11 @@ pub(crate) mod xfs;
 
 use std::fmt;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use serde::{Deserialize, Serialize};
 
 pub use flatten::flatten;
@@ -126,6 +127,42 @@ pub fn create_tree(method: Method, path: &Path) -> Result<()> {
         .context(|| format!("cannot prepare `{}`", path.display()))
 }
 
+/// Creates a directory that belongs to a user. An existing directory keeps its owner, unless a command was killed before
+/// it gave the directory away.
+pub(crate) fn create_directory_for(path: &Path, uid: u32, gid: u32) -> Result<()> {
+    // Until the directory has its owner, it has the sticky bit, which means something only if others may write there.
+    const UNFINISHED: u32 = 0o1000;
+    let is_unfinished = |found: &std::fs::Metadata| {
+        found.mode() & 0o1002 == UNFINISHED && found.uid() == nix::unistd::geteuid().as_raw()
+    };
+    if fs_err::metadata(path).is_ok_and(|found| !is_unfinished(&found)) {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        fs_err::create_dir_all(parent)?;
+    }
+    let cannot = || format!("cannot make `{}`", path.display());
+    let mut new = std::fs::DirBuilder::new();
+    match new.mode(UNFINISHED | 0o775).create(path) {
+        // Another command has just created it, or a killed one.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.exists() => {}
+        other => other.context(cannot)?,
+    }
+    // Another user may have put a link or a FIFO in its place by now.
+    let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;
+    let made = fs_err::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)?;
+    let found = made.metadata()?;
+    if is_unfinished(&found) && fs_err::read_dir(path)?.next().is_none() {
+        nix::unistd::fchown(made.file(), Some(uid.into()), Some(gid.into())).context(cannot)?;
+        let mode = found.mode() & 0o7777 & !UNFINISHED;
+        made.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
 /// Makes `to`, which must not exist, a writable clone of the tree `from`, and returns how.
 ///
 /// On btrfs this is one snapshot, whatever the size: it is on disk when this returns, and has empty directories in
@@ -148,8 +185,59 @@ pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::xattr::XattrFile;
     use super::*;
+
+    #[test]
+    fn commands_that_create_one_directory_at_once_all_get_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
+        for round in 0..200 {
+            let path = directory.path().join(round.to_string());
+            let start = Barrier::new(4);
+            let make = || {
+                start.wait();
+                create_directory_for(&path, uid.as_raw(), gid.as_raw())
+            };
+            std::thread::scope(|scope| {
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+                all.into_iter().for_each(|one| one.join().unwrap().unwrap());
+            });
+        }
+    }
+
+    #[test]
+    fn a_directory_that_a_killed_command_did_not_give_away_gets_its_owner() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        for (name, mode, is_full, owner) in [
+            ("new", None, false, 1234),
+            ("killed", Some(0o1755), false, 1234),
+            ("existing", Some(0o755), false, 0),
+            ("shared", Some(0o1777), false, 0),
+            ("full", Some(0o1755), true, 0),
+        ] {
+            let path = directory.path().join("parent").join(name);
+            if let Some(mode) = mode {
+                fs_err::create_dir_all(&path).unwrap();
+                let mode = std::fs::Permissions::from_mode(mode);
+                fs_err::set_permissions(&path, mode).unwrap();
+            }
+            if is_full {
+                fs_err::create_dir(path.join("a")).unwrap();
+            }
+            create_directory_for(&path, 1234, 1234).unwrap();
+            let found = fs_err::metadata(&path).unwrap();
+            assert_eq!(found.uid(), owner, "{name}");
+            if owner != 0 {
+                assert_eq!(found.mode() & 0o1000, 0, "{name}");
+            }
+        }
+    }
 
     #[test]
     fn a_new_tree_inherits_no_acl() {

@@ -11,8 +11,6 @@ mod unfinished;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use fs_err as fs;
-
 pub(crate) use restore::BlockedResult;
 pub(crate) use step_results::{StepResults, VolumeResults, refuse_special};
 pub(crate) use unfinished::OutputBefore;
@@ -23,6 +21,7 @@ use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::store::path_volumes::real_path;
 use crate::sys::error::Result;
+use crate::tree;
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer::Writer;
 
@@ -242,16 +241,8 @@ pub(crate) fn compare(
 
 /// Opens an output directory, creating it if it is missing.
 fn output_writer(directory: &Path, spec: &Spec) -> Result<Writer> {
-    if directory.exists() {
-        return Writer::open(directory, export::owner(directory)?, true);
-    }
-    fs::create_dir_all(directory)?;
-    let owner = export::owner(directory)?.and(Some((spec.user.uid, spec.user.gid)));
-    if let Some((uid, gid)) = owner {
-        let made = fs::File::open(directory)?;
-        nix::unistd::fchown(made.file(), Some(uid.into()), Some(gid.into()))?;
-    }
-    Writer::open(directory, owner, true)
+    tree::create_directory_for(directory, spec.user.uid, spec.user.gid)?;
+    Writer::open(directory, export::owner(directory)?, true)
 }
 
 #[cfg(test)]

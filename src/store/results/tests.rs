@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::symlink;
 
+use fs_err as fs;
+
 use super::*;
 use crate::sys::account::Existing;
 use crate::tree::file;
