@@ -162,6 +162,13 @@ fn make_private(path: &Path, owner: u32) -> Result<()> {
 
 /// Renames a file so that nothing reads it and nothing is lost; returns the new path.
 fn quarantine(path: &Path) -> Result<PathBuf> {
+    let to = aside(path);
+    fs::rename(path, &to)?;
+    Ok(to)
+}
+
+/// Returns a free path for a damaged file.
+fn aside(path: &Path) -> PathBuf {
     let time = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let mut number = 0;
     loop {
@@ -172,8 +179,7 @@ fn quarantine(path: &Path) -> Result<PathBuf> {
         }
         let to = PathBuf::from(name);
         if fs::symlink_metadata(&to).is_err() {
-            fs::rename(path, &to)?;
-            return Ok(to);
+            return to;
         }
         number += 1;
     }
@@ -257,7 +263,9 @@ fn rebuild(store: &Store, name: &EnvName) -> Result<Option<String>> {
         )));
     };
     let others = adopt_volumes(store, &inventory, &mut record, &fs::read(&damaged)?)?;
-    let aside = quarantine(&damaged)?;
+    // Until the new record replaces it, the damaged one stays: without any, `gc` would remove the env's layers.
+    let aside = aside(&damaged);
+    fs::hard_link(&damaged, &aside)?;
     let snapshots = size::count(record.snapshots.len(), "snapshot");
     atomic::write_json(&damaged, &record)?;
     drop(lock);

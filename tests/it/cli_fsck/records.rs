@@ -24,6 +24,17 @@ fn a_damaged_record_is_made_again_from_the_layers() {
     let text = fs::read_to_string(&spec).unwrap();
     fs::write(&spec, text + "\n[params]\ncomponent = 'two words'\n").unwrap();
     spoil(&lab.at("envs/one/record.json"));
+    // The kernel kills a repair that writes a larger file, such as the new record.
+    lab.wait_for_locks();
+    let limited = "ulimit -c 0; ulimit -f 1; exec \"$0\" fsck --repair";
+    let mut killed = Command::new("/bin/sh");
+    killed
+        .args(["-c", limited, env!("CARGO_BIN_EXE_rockenv")])
+        .env_clear()
+        .env("ROCKENV_HOME", &lab.root)
+        .env("HOME", "/nonexistent")
+        .current_dir("/");
+    assert_eq!(killed.output().unwrap().status.code(), None);
     lab.finds_and_mends(&["env `one`", "record is damaged"]);
     let new = lab.record();
     assert_eq!(new.snapshots, old.snapshots);
