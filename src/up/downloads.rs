@@ -163,7 +163,7 @@ impl Fetching<'_> {
             let blobs = self.store.root().join("blobs/sha256");
             let name = Path::new(&sha256);
             file::place(&blobs, name, there.as_fd())?;
-            // Verifies the copy: a step may write to the cache meanwhile, and a blob is never verified later.
+            // Verifies the copy: a step may write to the cache meanwhile.
             let copy = fs_err::File::open(blobs.join(name))?;
             if fetch::sha256_of(copy, &never)? != sha256 {
                 file::remove(&blobs, name)?;
@@ -172,19 +172,23 @@ impl Fetching<'_> {
         Ok(())
     }
 
-    /// Returns the download with this digest, if the store has it.
+    /// Returns the download with this digest, if the store has it. A power failure may have truncated it.
     fn find(&self, checksum: &Checksum) -> Option<PathBuf> {
         let blobs = self.store.root().join("blobs");
         let place = blobs.join(checksum.algorithm.name()).join(&checksum.digits);
-        place.is_file().then_some(place)
+        let mut blob = fs_err::File::open(&place).ok()?;
+        let never = AtomicBool::new(false);
+        let found = fetch::digest_of(&mut blob, checksum.algorithm, &never).ok()?;
+        (found == checksum.digits).then_some(place)
     }
 
     /// Returns the path of each file in the store, fetching missing ones.
     fn fetch(&self, pieces: &[FetchItem]) -> Result<Vec<PathBuf>> {
-        let absent: Vec<&FetchItem> = pieces
-            .iter()
-            .filter(|piece| self.find(&piece.checksum).is_none())
-            .collect();
+        let found = pieces.iter().map(|piece| self.find(&piece.checksum));
+        let found: Vec<Option<PathBuf>> = found.collect();
+        let absent = pieces.iter().zip(&found);
+        let absent = absent.filter_map(|(piece, found)| found.is_none().then_some(piece));
+        let absent: Vec<&FetchItem> = absent.collect();
         if self.offline {
             let shown = absent.iter().map(|piece| {
                 let from = piece.urls.first().map(String::as_str).unwrap_or_default();
@@ -194,8 +198,7 @@ impl Fetching<'_> {
             offline::refuse(&shown)?;
         }
         if absent.is_empty() {
-            let found = pieces.iter().filter_map(|piece| self.find(&piece.checksum));
-            return Ok(found.collect());
+            return Ok(found.into_iter().flatten().collect());
         }
         let files = size::count(absent.len(), "file");
         let what = format!("{files} that the build downloads");

@@ -154,10 +154,16 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     store.rockenv(&again).ok();
     assert_eq!(fs::read_to_string(&kept).unwrap(), "first\n");
     assert_eq!(web.asked(), both);
-    // Without the blob, `up` names the missing file before the build.
-    fs::remove_file(&blob).unwrap();
+    // A blob that a power failure truncated does not get into the cache.
+    fs::write(&blob, "fir").unwrap();
     store.rockenv(&["down", name]).ok();
     store.rockenv(&["--yes", "cache", "clear", "archives"]).ok();
+    store
+        .rockenv(&again)
+        .exits(4)
+        .says(&["`--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://"]);
+    // Without the blob, `up` names the missing file before the build.
+    fs::remove_file(&blob).unwrap();
     store
         .rockenv(&again)
         .exits(4)
