@@ -10,6 +10,7 @@ use jiff::Timestamp;
 
 use super::script::{differences, identities};
 use super::stack::{Stack, StackLayer};
+use super::written::is_written;
 use super::{PatchedSource, ViewedStep, change, stack_file};
 use crate::execute::Execution;
 use crate::plan::ids::ViewLayerId;
@@ -33,14 +34,12 @@ impl Execution<'_, '_> {
             self.collect(directory, stack)?;
             return Ok(PatchedSource::Copy(directory.join(upper)));
         }
-        let from = match (stack.upper.take(), stack.layers.last_mut()) {
-            (Some(upper), Some(last)) => {
-                last.id = Some(upper.clone());
-                directory.join(upper)
-            }
-            (None, Some(StackLayer { id: Some(id), .. })) => directory.join(id),
+        // The stack is all that a later command knows if this one is killed during the copy.
+        let is_written = is_written(stack, directory, true)?;
+        let from = match stack.freeze_copy(is_written) {
+            Some(id) => directory.join(id),
             // Between hooks of one step there is no copy: no step saw the first without the second.
-            _ => {
+            None => {
                 stack.layers.clear();
                 there = 0;
                 source.to_owned()

@@ -86,6 +86,21 @@ impl Stack {
         }
     }
 
+    /// Freezes the copy that steps write to, if there is one, and returns the topmost frozen copy. Files of steps in it
+    /// are a layer of their own, which stays if the hooks above it change.
+    pub(super) fn freeze_copy(&mut self, is_written: bool) -> Option<ViewLayerId> {
+        let upper = self.upper.take();
+        let last = self.layers.last_mut()?;
+        if upper.is_some() {
+            last.id = upper;
+            if is_written && last.hook.is_some() {
+                let id = last.id.take();
+                self.layers.push(StackLayer { id, hook: None });
+            }
+        }
+        self.layers.last()?.id.clone()
+    }
+
     /// Returns how many hooks the layers contain.
     pub(super) fn hooks(&self) -> usize {
         let made = self.layers.iter().filter(|layer| layer.hook.is_some());
@@ -174,5 +189,24 @@ mod tests {
         assert_eq!(fitted(&all, "f1", &["b"]), (0, "|".into()));
         assert_eq!(fitted(&all, "f2", &["a", "b"]), (0, "|".into()));
         assert_eq!(fitted(&[], "f1", &["a"]), (0, "|u".into()));
+    }
+
+    #[test]
+    fn a_frozen_copy_shows_whether_steps_wrote_to_it() {
+        for (is_written, layers) in [(false, 1), (true, 2)] {
+            let mut stack = stack(&[("1", Some("a"))]);
+            for upper in ["u", "v"] {
+                stack.upper = Some(upper.parse().unwrap());
+                assert_eq!(stack.freeze_copy(is_written).as_deref(), Some(upper));
+                assert_eq!((stack.names(), stack.hooks()), ([upper].into(), 1));
+                assert_eq!(stack.layers.len(), layers);
+            }
+            // A later hook was removed, or its command was killed.
+            stack.fit("f1", &["a"]);
+            assert_eq!(stack.freeze_copy(false).as_deref(), Some("v"));
+            assert_eq!(stack.layers.len(), layers);
+            stack.layers.clear();
+            assert_eq!(stack.freeze_copy(is_written), None);
+        }
     }
 }

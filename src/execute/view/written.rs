@@ -70,7 +70,7 @@ impl Execution<'_, '_> {
 }
 
 /// Returns whether steps may have written to a view.
-fn is_written(stack: &Stack, directory: &Path, is_copy: bool) -> Result<bool> {
+pub(super) fn is_written(stack: &Stack, directory: &Path, is_copy: bool) -> Result<bool> {
     match &stack.upper {
         _ if stack.layers.iter().any(|layer| layer.hook.is_none()) => Ok(true),
         Some(upper) if is_copy => match stack.written.copied {
