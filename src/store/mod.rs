@@ -266,7 +266,7 @@ impl Store {
         fs::create_dir_all(root.join("blobs/sha256"))?;
         fs::write(root.join(TAG), TAG_TEXT)?;
         let method = tree::probe(&root)?.method;
-        fs::write(root.join("id"), random_id()?)?;
+        crate::sys::atomic::write(&root.join("id"), random_id()?.as_bytes())?;
         crate::sys::atomic::write_json(
             &root.join("format"),
             &Format {
