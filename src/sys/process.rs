@@ -4,13 +4,16 @@
 //! Calls block the thread. A program dies with the *thread* that started it, which waits here: the kernel's
 //! parent-death signal is per thread.
 
+mod output;
+
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +24,7 @@ use nix::unistd::Pid;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
+pub(crate) use output::Output;
 
 /// Search path for programs. The caller's `PATH` is not trusted, because they may run as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -221,7 +225,7 @@ impl Program {
         &self,
         cancel: &AtomicBool,
         on: &mut dyn FnMut(Event<'_>),
-        consume: impl FnOnce(ChildStdout) -> Result<T> + Send,
+        consume: impl FnOnce(Output) -> Result<T> + Send,
     ) -> Result<T> {
         let mut child = self.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
@@ -235,6 +239,8 @@ impl Program {
         // reported as the cause.
         let held = stdout.as_fd().try_clone_to_owned();
         let failed = AtomicBool::new(false);
+        let ended = Arc::new(AtomicBool::new(false));
+        let stdout = Output::new(stdout, Arc::clone(&ended));
         std::thread::scope(|scope| {
             let consumer = scope.spawn(|| {
                 let outcome = consume(stdout);
@@ -246,12 +252,13 @@ impl Program {
                 tail: VecDeque::new(),
                 on,
             };
-            let ended = self.supervise(&mut child, &stderr.into(), cancel, &failed, &mut lines);
+            let end = self.supervise(&mut child, &stderr.into(), cancel, &failed, &mut lines);
+            ended.store(true, Ordering::Release);
             drop(held);
             let consumed = consumer
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            match (ended?, consumed) {
+            match (end?, consumed) {
                 (End::Cancelled, _) => Err(Error::new(
                     Kind::Signal(2),
                     format!("`{}` was interrupted", self.name),
@@ -535,9 +542,10 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_keeps_stderr_open_does_not_hold_us() {
+    fn a_daemon_that_keeps_the_output_open_does_not_hold_us() {
         let start = Instant::now();
-        run(&sh("setsid sleep 60 >/dev/null & exit 0")).unwrap();
+        let out = run(&sh("setsid sleep 60 & printf out")).unwrap();
+        assert_eq!(out, b"out");
         assert!(start.elapsed() < Duration::from_secs(30));
     }
 

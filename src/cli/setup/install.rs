@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
-use std::process::ChildStdout;
 use std::sync::atomic::AtomicBool;
 
 use super::{Manager, Tool, packages};
 use crate::sys::error::{Result, ResultExt as _};
-use crate::sys::process::{Event, Program};
+use crate::sys::process::{Event, Output, Program};
 use crate::ui::Ui;
 
 /// Installs the packages for `tools`. `-v` shows the output. Optional packages may be missing from the archive.
@@ -72,7 +71,7 @@ impl Run<'_> {
             program = program.env(name, value);
         }
         self.ui.detail(&argv.join(" "));
-        let show = |stdout: ChildStdout| {
+        let show = |stdout: Output| {
             for line in BufReader::new(stdout).split(b'\n') {
                 let line = line.context(|| "cannot read from the package manager".to_owned())?;
                 self.ui.detail(&String::from_utf8_lossy(&line));
