@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::{SFlag, fstat};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use crate::engine::cgroup::Figures;
+use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{
     Connections, ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
 };
@@ -228,8 +228,7 @@ fn run_engine(
         memory_peak: last.memory_peak.or(before.memory_peak),
         oom_kills: last.oom_kills.max(before.oom_kills),
     };
-    cgroup.kill(PATIENCE)?;
-    await_end(&mut child)?;
+    end(&mut child, &cgroup)?;
     let memory_held = jobs.finish();
     let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
     let time = |value: nix::sys::time::TimeVal| {
@@ -253,8 +252,11 @@ fn run_engine(
     }
 }
 
-/// Waits for a killed process, but not forever: the kernel may hold it.
-fn await_end(child: &mut Child) -> Result<()> {
+/// Kills the engine and its container, and waits for both, but not forever: the kernel may hold them.
+fn end(child: &mut Child, cgroup: &Cgroup) -> Result<()> {
+    // Before it enters its scope, `systemd-run` may wait for systemd outside of the control group.
+    child.kill()?;
+    cgroup.kill(PATIENCE)?;
     let until = Instant::now() + PATIENCE;
     while child.try_wait()?.is_none() {
         if Instant::now() > until {
@@ -344,6 +346,15 @@ fn spawn(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_engine_outside_its_control_group_ends_too() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
+        end(&mut child, &Cgroup::default()).unwrap();
+    }
 
     #[test]
     fn a_link_that_appeared_on_the_way_is_not_followed() {
