@@ -174,12 +174,15 @@ pub(crate) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>)
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         tokio::select! {
             outcome = work => outcome,
             () = until_set(cancel) => Err(Error::new(Kind::Signal(2), "interrupted")),
         }
-    })
+    });
+    // Dropping it would wait for a lookup of a host name, and resolvers may take minutes to give up.
+    runtime.shutdown_background();
+    outcome
 }
 
 pub(crate) async fn until_set(flag: &AtomicBool) {

@@ -187,6 +187,25 @@ fn cancel_stops_a_server_that_is_silent() {
 }
 
 #[test]
+fn cancel_does_not_wait_for_a_lookup_of_a_host_name() {
+    static CANCEL: AtomicBool = AtomicBool::new(false);
+    let (answer, resolver) = std::sync::mpsc::channel::<()>();
+    let begun = Instant::now();
+    let outcome = run(&CANCEL, async {
+        // The HTTP client asks the system's resolver in this way. Nothing interrupts that.
+        let lookup = move || {
+            CANCEL.store(true, Ordering::Relaxed);
+            resolver.recv_timeout(PATIENCE)
+        };
+        drop(tokio::task::spawn_blocking(lookup).await);
+        Ok(())
+    });
+    assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
+    assert!(begun.elapsed() < PATIENCE / 2);
+    drop(answer);
+}
+
+#[test]
 fn a_login_is_in_no_message() {
     let dir = tempfile::tempdir().unwrap();
     let cancel = AtomicBool::new(false);
