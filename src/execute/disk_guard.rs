@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crate::engine::hold::ContainerRecord;
 use crate::plan::gc;
-use crate::plan::gc::policy::Policy;
+use crate::plan::gc::policy::{Policy, Table};
 use crate::store::Store;
 use crate::store::config::Config;
 use crate::store::inventory::InventoryOptions;
@@ -79,6 +80,8 @@ pub(crate) struct DiskGuard {
     places: Vec<Place>,
     paused: bool,
     seen: Option<Instant>,
+    /// Receives advice for the user.
+    advice: Option<Receiver<String>>,
 }
 
 impl DiskGuard {
@@ -110,14 +113,15 @@ impl DiskGuard {
             places,
             paused: false,
             seen: None,
+            advice: None,
         })
     }
 
-    /// Pauses or resumes the step if a check is due. Returns whether the step is paused. `advice` tells the user what
-    /// to do about too little space.
+    /// Pauses or resumes the step if a check is due. Returns whether the step is paused. `advice` starts to look for
+    /// something that the user can do about too little space.
     pub(crate) fn check(
         &mut self,
-        advice: &dyn Fn() -> String,
+        advice: &dyn Fn() -> Receiver<String>,
         warn: &mut dyn FnMut(String),
     ) -> bool {
         if self.seen.is_some_and(|seen| seen.elapsed() < self.period()) {
@@ -163,11 +167,13 @@ impl DiskGuard {
             }
             _ => {}
         }
-        // The estimate may take as long as the step needs to fill the disk, so the step is paused first.
-        if !news.is_empty() {
-            let advice = advice();
-            news.iter()
-                .for_each(|text| warn(format!("{text}; {advice}")));
+        if !news.is_empty() && self.advice.is_none() {
+            self.advice = Some(advice());
+        }
+        news.into_iter().for_each(&mut *warn);
+        if let Some(text) = self.advice.as_ref().and_then(|text| text.try_recv().ok()) {
+            self.advice = None;
+            warn(text);
         }
         self.paused
     }
@@ -241,10 +247,19 @@ impl Drop for DiskGuard {
     }
 }
 
+/// Starts to estimate what `gc` could free in a store. That may take longer than the step needs to fill the disk.
+pub(crate) fn advice(store: &Store, config: &Config) -> Receiver<String> {
+    let (sender, advice) = channel();
+    let (store, table) = (store.clone(), config.gc.clone());
+    // The step may end first.
+    std::thread::spawn(move || drop(sender.send(estimate(&store, &table))));
+    advice
+}
+
 /// Returns what `gc` could free in a store.
-pub(crate) fn advice(store: &Store, config: &Config) -> String {
+fn estimate(store: &Store, table: &Table) -> String {
     let found = || -> Result<gc::Plan> {
-        let policy = Policy::new(&config.gc, None)?;
+        let policy = Policy::new(table, None)?;
         let limits = policy.limits(space(store.root())?.total);
         let options = InventoryOptions {
             caches: true,
@@ -270,6 +285,8 @@ pub(crate) fn advice(store: &Store, config: &Config) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -296,12 +313,32 @@ mod tests {
         let mut guard = DiskGuard::new("s", path, std::iter::once(path), 0).unwrap();
         let before = guard.places[0].now;
         directory.close().unwrap();
-        assert!(!guard.check(&String::new, &mut |_| {}));
+        let none = || channel::<String>().1;
+        assert!(!guard.check(&none, &mut |_| {}));
         assert_eq!(guard.places[0].now, before);
         // The place was full, and its removal made space.
         (guard.paused, guard.seen) = (true, None);
         guard.places[0].marks.resume = u64::MAX;
-        assert!(!guard.check(&String::new, &mut |_| {}));
+        assert!(!guard.check(&none, &mut |_| {}));
+    }
+
+    #[test]
+    fn a_warning_does_not_wait_for_advice() {
+        let path = Path::new("/");
+        let mut guard = DiskGuard::new("s", path, std::iter::once(path), 0).unwrap();
+        guard.places[0].marks.warn = u64::MAX / 2;
+        let (sender, receiver) = channel();
+        let advice = Cell::new(Some(receiver));
+        let mut said = Vec::new();
+        for text in ["", "free some"] {
+            if !text.is_empty() {
+                sender.send(text.to_owned()).unwrap();
+            }
+            guard.seen = None;
+            guard.check(&|| advice.take().unwrap(), &mut |text| said.push(text));
+            assert_has!(said[0], "`/` has ");
+        }
+        assert_eq!(said[1..], ["free some"]);
     }
 
     #[test]
@@ -321,6 +358,7 @@ mod tests {
                 places: vec![place],
                 paused: false,
                 seen: None,
+                advice: None,
             };
             guard.filled([line].into_iter()).is_some()
         };

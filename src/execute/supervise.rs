@@ -3,6 +3,7 @@
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -57,8 +58,8 @@ pub(crate) struct Supervised<'a> {
     pub guard: &'a mut DiskGuard,
     /// Records its resource usage.
     pub sampler: &'a mut Sampler,
-    /// Returns advice about too little disk space.
-    pub advice: &'a dyn Fn() -> String,
+    /// Starts to look for advice about too little disk space.
+    pub advice: &'a dyn Fn() -> Receiver<String>,
     /// Returns a warning of [`Sampler::starved`].
     pub starved: &'a dyn Fn(f64, Option<u64>) -> String,
     /// Receives warnings about limits that could not be set, about disk space and memory.
