@@ -69,7 +69,7 @@ pub(super) fn lock_alone(
                 if Instant::now() >= deadline {
                     return Err(error);
                 }
-                waiting.tell(&path, &what);
+                waiting.tell(&path, &what)?;
             }
             other => return other,
         }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::error::{Error, Result, is_full};
 use crate::sys::shell::quoted_path;
+use crate::sys::signals::stop_if_pending;
 use crate::tree::mounts;
 
 /// How long to wait for an env's lock before the command fails.
@@ -50,11 +51,16 @@ impl Wait {
     }
 
     /// Tells the user, once and only if the wait is long, that the command waits for `what`, whose lock is at `path`.
-    pub(crate) fn tell(&mut self, path: &Path, what: &str) {
+    /// A signal ends a long wait.
+    pub(crate) fn tell(&mut self, path: &Path, what: &str) -> Result<()> {
         if let Some(text) = self.text(path, what)
             && let Some(show) = SHOW.get()
         {
             show(&text);
+        }
+        match self.is_told {
+            true => stop_if_pending(),
+            false => Ok(()),
         }
     }
 
@@ -106,7 +112,7 @@ impl Lock {
             if Instant::now() >= deadline {
                 return Err(busy(path, what));
             }
-            wait.tell(path, what);
+            wait.tell(path, what)?;
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -160,7 +166,7 @@ impl Lock {
             match file.file().try_lock_shared() {
                 Ok(()) => return Ok(Self { file }),
                 Err(std::fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
-                    wait.tell(path, what);
+                    wait.tell(path, what)?;
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Err(std::fs::TryLockError::WouldBlock) => return Err(busy(path, what)),

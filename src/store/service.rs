@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 
@@ -23,7 +22,7 @@ use crate::plan::ids::{ImageKey, LayerId, StepKey, TreeId};
 pub(crate) use crate::plan::layer::SnapshotImage;
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::Result;
-use crate::sys::signals::{is_pending, stop_if};
+use crate::sys::signals::stop_if_pending;
 
 /// Name of the list of objects.
 const OBJECTS: &str = "objects.json";
@@ -62,7 +61,7 @@ impl Store {
             if !std::mem::replace(&mut is_told, true) {
                 say(&format!("the image's copy {waits}"));
             }
-            stop_if(&AtomicBool::new(is_pending()))
+            stop_if_pending()
         })?;
         if self.has_copy(service, key)? {
             return Ok(());

@@ -150,6 +150,11 @@ impl<'a> Cancel<'a> {
     }
 }
 
+/// Fails if a signal waits that the command has not read yet.
+pub(crate) fn stop_if_pending() -> Result<()> {
+    stop_if(&AtomicBool::new(is_pending()))
+}
+
 pub(crate) fn stop_if(cancel: &AtomicBool) -> Result<()> {
     if cancel.load(Ordering::Relaxed) {
         return Err(Error::new(Kind::Signal(2), "interrupted"));

@@ -107,7 +107,7 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
                     return Err(error);
                 }
                 let path = lock::env_lock(&store.env_dir(&job.env));
-                wait.tell(&path, &env_named(&job.env));
+                wait.tell(&path, &env_named(&job.env))?;
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) => return Err(error),

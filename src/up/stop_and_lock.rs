@@ -44,7 +44,7 @@ pub(crate) fn stop_and_lock<'a>(
                     return Err(error.help("wait for it, then run the command again"));
                 }
                 let path = lock::env_lock(&store.env_dir(name));
-                wait.tell(&path, &env_named(name));
+                wait.tell(&path, &env_named(name))?;
                 if asked == Asked::Nobody {
                     // `up` stops its step and records where it was.
                     if let Some(holder) = holder(store, name)

@@ -462,12 +462,19 @@ fn a_command_that_waits_for_the_store_says_who_has_it() {
     // A process that a concurrent test has just forked holds the lock's previous file until it calls exec.
     let held = Lock::exclusive(&store.home().join("lock"), "it", "gc", HANGS).unwrap();
     let said = store.work().join("said");
-    let mut command = store.command(&["fork", store.env(), &copy]);
-    command.stderr(fs::File::create(&said).unwrap().into_parts().0);
-    let fork = Background::start(command);
     let read = || fs::read_to_string(&said).unwrap();
     let waits = "waiting for the store, held by `";
-    wait_until("it waits", || read().contains(waits));
+    let waiting = |words: &[&str]| {
+        let mut command = store.command(words);
+        command.stderr(fs::File::create(&said).unwrap().into_parts().0);
+        let waiting = Background::start(command);
+        wait_until("it waits", || read().contains(waits));
+        waiting
+    };
+    let up = waiting(&["up", store.env(), "--rerun", "one"]);
+    up.signal(Signal::SIGINT);
+    up.wait().exits(130);
+    let fork = waiting(&["fork", store.env(), &copy]);
     drop(held);
     fork.wait().ok();
     let said = read();
