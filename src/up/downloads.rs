@@ -2,9 +2,9 @@
 //! `blobs`, and places it in the cache from which steps serve every build directory.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::engine::ninja;
@@ -19,7 +19,7 @@ use crate::plan::{Action, Plan};
 use crate::rocm::therock::tarballs;
 use crate::store::{LockedEnv, Store};
 use crate::sys::checksum::{Algorithm, Checksum};
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::signals::Cancel;
 use crate::tree::file;
 use crate::ui::size;
@@ -125,7 +125,7 @@ impl Fetching<'_> {
             let checksum = wanted.piece.checksum;
             let sha256 = match checksum.algorithm {
                 Algorithm::Sha256 => checksum.digits,
-                _ => fetch::sha256_of(fs_err::File::open(blob)?, &AtomicBool::new(false))?,
+                _ => self.digest(fs_err::File::open(blob)?, Algorithm::Sha256)?,
             };
             let file = CacheFile::Fetched(Fetched {
                 url: wanted.piece.urls.into_iter().next(),
@@ -138,34 +138,37 @@ impl Fetching<'_> {
     }
 
     fn holds(&self, cache: &Path, wanted: &Download) -> Result<bool> {
-        let Some(mut there) = file::open(cache, Path::new(&wanted.path))? else {
+        let Some(there) = file::open(cache, Path::new(&wanted.path))? else {
             return Ok(false);
         };
         let checksum = &wanted.piece.checksum;
-        let never = AtomicBool::new(false);
-        let found = fetch::digest_of(&mut there, checksum.algorithm, &never)?;
-        Ok(found == checksum.digits)
+        Ok(self.digest(there, checksum.algorithm)? == checksum.digits)
+    }
+
+    /// Returns the digest of a file. A signal interrupts it: a step may leave a sparse file that exceeds any disk.
+    fn digest(&self, mut file: impl Read, algorithm: Algorithm) -> Result<String> {
+        let cancel = Cancel::new(self.task.signals);
+        cancel.outcome(cancel.watch(|| fetch::digest_of(&mut file, algorithm, cancel.flag())))
     }
 
     /// Copies a file of an earlier build from the cache to the downloads, so that it need not be fetched.
     fn take_over(&self, wanted: &Download) -> Result<()> {
         let cache = self.store.root().join("caches").join(&wanted.cache);
-        if self.find(&wanted.piece.checksum).is_some()
+        if self.find(&wanted.piece.checksum)?.is_some()
             || !cache.is_dir()
             || !self.holds(&cache, wanted)?
         {
             return Ok(());
         }
         let path = Path::new(&wanted.path);
-        let never = AtomicBool::new(false);
         if let (Some(whole), Some(there)) = (file::open(&cache, path)?, file::open(&cache, path)?) {
-            let sha256 = fetch::sha256_of(whole, &never)?;
+            let sha256 = self.digest(whole, Algorithm::Sha256)?;
             let blobs = self.store.root().join("blobs/sha256");
             let name = Path::new(&sha256);
             file::place(&blobs, name, there.as_fd())?;
             // Verifies the copy: a step may write to the cache meanwhile.
             let copy = fs_err::File::open(blobs.join(name))?;
-            if fetch::sha256_of(copy, &never)? != sha256 {
+            if self.digest(copy, Algorithm::Sha256)? != sha256 {
                 file::remove(&blobs, name)?;
             }
         }
@@ -173,19 +176,20 @@ impl Fetching<'_> {
     }
 
     /// Returns the download with this digest, if the store has it. A power failure may have truncated it.
-    fn find(&self, checksum: &Checksum) -> Option<PathBuf> {
+    fn find(&self, checksum: &Checksum) -> Result<Option<PathBuf>> {
         let blobs = self.store.root().join("blobs");
         let place = blobs.join(checksum.algorithm.name()).join(&checksum.digits);
-        let mut blob = fs_err::File::open(&place).ok()?;
-        let never = AtomicBool::new(false);
-        let found = fetch::digest_of(&mut blob, checksum.algorithm, &never).ok()?;
-        (found == checksum.digits).then_some(place)
+        let Some(blob) = if_exists(fs_err::File::open(&place))? else {
+            return Ok(None);
+        };
+        let found = self.digest(blob, checksum.algorithm)?;
+        Ok((found == checksum.digits).then_some(place))
     }
 
     /// Returns the path of each file in the store, fetching missing ones.
     fn fetch(&self, pieces: &[FetchItem]) -> Result<Vec<PathBuf>> {
         let found = pieces.iter().map(|piece| self.find(&piece.checksum));
-        let found: Vec<Option<PathBuf>> = found.collect();
+        let found = found.collect::<Result<Vec<Option<PathBuf>>>>()?;
         let absent = pieces.iter().zip(&found);
         let absent = absent.filter_map(|(piece, found)| found.is_none().then_some(piece));
         let absent: Vec<&FetchItem> = absent.collect();

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use crate::image_oci::make::{Server, response};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
+use crate::support::run::wait_until;
 use fs_err as fs;
+use nix::sys::signal::Signal;
 
 /// A web server with a list of files that tests can replace. It records the requests.
 struct Web {
@@ -141,6 +143,19 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     let owner = run(Command::new("stat").args(["-c", "%u %h"]).arg(&kept));
     if !crate::support::env::is_service() {
         assert_eq!(owner.trim(), "1234 1");
+        // A step may have left a file of any size there.
+        let file = fs::OpenOptions::new().write(true).open(&kept).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let up = store.start(&["up", name, "--locked", "--offline", "--rerun", "use"]);
+        wait_until("it reads the file", || {
+            let open = fs::read_dir(format!("/proc/{}/fd", up.pid())).unwrap();
+            let mut open = open
+                .flatten()
+                .filter_map(|fd| fs::read_link(fd.path()).ok());
+            open.any(|open| open == kept)
+        });
+        up.signal(Signal::SIGINT);
+        up.wait().exits(130);
     }
     store.rockenv(&["down", name]).ok();
     store.rockenv(&["--yes", "gc", "--preset", "ci"]).ok();
