@@ -128,6 +128,9 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> UiSettings {
         integration: terminal.integration,
         through_sudo: config.is_some_and(|config| config.through_sudo),
         home: global.home.as_deref().map(quoted_path),
+        variable_home: config
+            .filter(|config| config.host_variable("ROCKENV_HOME").is_some())
+            .map(|config| quoted_path(&config.home)),
         terminals: Terminals::detect(),
     }
 }

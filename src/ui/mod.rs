@@ -61,6 +61,8 @@ pub(crate) struct UiSettings {
     pub through_sudo: bool,
     /// The directory of `--home`, shell-quoted, for the commands in hints.
     pub home: Option<String>,
+    /// The same of `ROCKENV_HOME`, which sudo does not pass on.
+    pub variable_home: Option<String>,
     /// Escape sequences that the terminal supports.
     pub integration: Integration,
     pub terminals: Terminals,
@@ -87,9 +89,10 @@ impl Terminals {
 impl UiSettings {
     /// Returns `text` with its rockenv commands as the user has to type them.
     pub(crate) fn hint<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        match (self.through_sudo, self.home.as_deref()) {
+        let (home, variable) = (self.home.as_deref(), self.variable_home.as_deref());
+        match (self.through_sudo, home.or(variable)) {
             (false, None) => Cow::Borrowed(text),
-            (sudo, home) => Cow::Owned(text::as_typed(text, sudo, home)),
+            (sudo, _) => Cow::Owned(text::as_typed(text, sudo, home, variable)),
         }
     }
 

@@ -88,22 +88,31 @@ pub(crate) fn escape_json(json: &str) -> Cow<'_, str> {
 const BEFORE_COMMAND: [&str; 6] = ["`", ": ", "$(", "; ", ", or ", ", then "];
 
 /// Returns `text` with its rockenv commands as the user has to type them: prefixed with `sudo` if set, and with
-/// `--home`, whose directory is already quoted.
-pub(super) fn as_typed(text: &str, sudo: bool, home: Option<&str>) -> String {
+/// `--home`. Its directory is already quoted: `home` for every command, otherwise `sudo_home` for those with `sudo`.
+pub(super) fn as_typed(
+    text: &str,
+    sudo: bool,
+    home: Option<&str>,
+    sudo_home: Option<&str>,
+) -> String {
     // Commands that the user typed already have the option.
-    let home = home.filter(|_| !text.contains("--home"));
+    let [home, sudo_home] =
+        [home, home.or(sudo_home)].map(|home| home.filter(|_| !text.contains("--home")));
     let mut out = String::with_capacity(text.len() + 8);
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("rockenv ") {
         out.push_str(before);
         let is_command =
             out.is_empty() || BEFORE_COMMAND.iter().any(|before| out.ends_with(before));
-        let has_sudo = out.ends_with("sudo ");
         if is_command && sudo {
             out.push_str("sudo ");
         }
+        let home = match out.ends_with("sudo ") {
+            true => sudo_home,
+            false => home.filter(|_| is_command),
+        };
         out.push_str("rockenv ");
-        if let Some(home) = home.filter(|_| is_command || has_sudo) {
+        if let Some(home) = home {
             out.extend(["--home ", home, " "]);
         }
         rest = after;
@@ -181,7 +190,7 @@ mod tests {
             "@rockenv up x --pull, or @rockenv pull r:TAG",
             "pacman -Syu, then @rockenv setup",
         ] {
-            let typed = as_typed(&marked.replace('@', ""), true, None);
+            let typed = as_typed(&marked.replace('@', ""), true, None, None);
             assert_eq!(typed, marked.replace('@', "sudo "));
         }
     }
@@ -195,12 +204,14 @@ mod tests {
             "sudo rockenv --home 'a b' ls",
             "name the directory: ROCKENV_HOME=DIR rockenv fsck",
         ] {
-            let typed = as_typed(&marked.replace('@', ""), false, Some("'a b'"));
+            let typed = as_typed(&marked.replace('@', ""), false, Some("'a b'"), Some("/s"));
             assert_eq!(typed, marked.replace('@', "--home 'a b' "));
         }
         for text in ["rockenv ls", "sudo rockenv ls"] {
-            let typed = as_typed(text, true, Some("/s"));
-            assert_eq!(typed, "sudo rockenv --home /s ls");
+            for homes in [(Some("/s"), None), (None, Some("/s"))] {
+                let typed = as_typed(text, true, homes.0, homes.1);
+                assert_eq!(typed, "sudo rockenv --home /s ls");
+            }
         }
     }
 

@@ -289,16 +289,17 @@ fn results_and_the_next_command_are_shown_with_sudo() {
     let done = through_sudo(&store, &["up", env]);
     assert_eq!(done.code, 0, "{}", done.err);
     let out: PathBuf = store.home().join("outputs").join(env).join("out");
-    let out = out.display();
+    // sudo does not pass `ROCKENV_HOME` on.
+    let (out, home) = (out.display(), store.home().display());
     assert!(
         done.err.contains(&format!(
-            "{env}: done; to enter it: sudo rockenv shell {env}\n"
+            "{env}: done; to enter it: sudo rockenv --home {home} shell {env}\n"
         )),
         "{}",
         done.err
     );
     let results = format!(
-        "results: {out} (1.0 MiB)\nnext: pip install {out}/*.whl\nnext: eval \"$(sudo rockenv env {env})\"\n"
+        "results: {out} (1.0 MiB)\nnext: pip install {out}/*.whl\nnext: eval \"$(sudo rockenv --home {home} env {env})\"\n"
     );
     assert!(done.err.ends_with(&results), "{}", done.err);
     let status = through_sudo(&store, &["status", env]);
@@ -307,7 +308,9 @@ fn results_and_the_next_command_are_shown_with_sudo() {
     assert_eq!(json["handed_over"]["outputs"][0]["volume"], "out");
     let wrong = through_sudo(&store, &["status", "other"]);
     assert!(
-        wrong.err.ends_with("help: sudo rockenv ls\n"),
+        wrong
+            .err
+            .ends_with(&format!("help: sudo rockenv --home {home} ls\n")),
         "{}",
         wrong.err
     );
