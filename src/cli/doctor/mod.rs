@@ -193,6 +193,8 @@ impl Check {
 }
 
 impl Facts {
+    /// Returns the command with sudo unless the user is root already. Commands on the store do without: an ordinary
+    /// user's store is not root's.
     fn sudo(&self, command: &str) -> String {
         match self.root && !self.through_sudo {
             true => command.to_owned(),
@@ -305,7 +307,7 @@ fn store(facts: &Facts) -> Vec<Check> {
                 "{at}{on}: overlay snapshots, without build volumes: `rollback` and `fork` leave build trees out"
             ))
             .try_(facts.sudo(match store.exists {
-                true => "ROCKENV_HOME=/another/place rockenv setup --store-image 300G",
+                true => "rockenv --home /another/place setup --store-image 300G",
                 false => "rockenv setup --store-image 300G",
             })),
         ),
@@ -335,8 +337,8 @@ fn store(facts: &Facts) -> Vec<Check> {
                 size::bytes(THEROCK_DISK)
             ))
             .try_(match store.exists {
-                true => facts.sudo("rockenv du"),
-                false => facts.sudo("ROCKENV_HOME=/a/larger/disk/rockenv rockenv up gfx1103"),
+                true => "rockenv du",
+                false => "rockenv --home /a/larger/disk/rockenv up gfx1103",
             })
         } else {
             ok(text)
@@ -348,7 +350,7 @@ fn store(facts: &Facts) -> Vec<Check> {
                 "a killed command left unfinished work in: {}",
                 store.leftovers.join(", ")
             ))
-            .try_(facts.sudo("rockenv fsck --repair")),
+            .try_("rockenv fsck --repair"),
         );
     }
     if !store.ephemeral.is_empty() {
@@ -357,7 +359,7 @@ fn store(facts: &Facts) -> Vec<Check> {
                 "left by a killed `up --ephemeral`; the next command that changes the store removes them: {}",
                 store.ephemeral.join(", ")
             ))
-            .try_(facts.sudo("rockenv gc")),
+            .try_("rockenv gc"),
         );
     }
     checks

@@ -56,10 +56,10 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
                 note(format!("{} is not installed", program(found.engine)))
             }
             (_, Some((problem, command))) => {
-                // The error does not know whether rockenv was invoked through sudo.
+                // The error does not know whether rockenv was invoked through sudo. Only the shell itself has `unset`.
                 let command = match command.strip_prefix("sudo ") {
                     Some(command) => facts.sudo(command),
-                    None if facts.root => facts.sudo(command),
+                    None if facts.root && !command.starts_with("unset ") => facts.sudo(command),
                     None => command.clone(),
                 };
                 missing(problem.clone(), command).essential_if(found.engine == facts.engine)
@@ -110,5 +110,10 @@ mod tests {
             (check.message.as_str(), check.command),
             ("dockerd is not installed", None)
         );
+        facts.through_sudo = true;
+        facts.services[1].problem =
+            Some(("far away".to_owned(), "unset CONTAINER_HOST".to_owned()));
+        let check = super::checks(&facts).remove(1);
+        assert_eq!(check.command.as_deref(), Some("unset CONTAINER_HOST"));
     }
 }

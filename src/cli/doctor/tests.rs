@@ -83,6 +83,15 @@ fn a_user_is_told_to_be_root() {
 fn who_uses_a_service_needs_neither_root_nor_nspawn() {
     let mut facts = debian();
     facts.root = false;
+    facts.store.free = Some(60 << 30);
+    facts.store.leftovers = vec!["a".parse().unwrap()];
+    let advised = examine(&facts).swap_remove(2).checks.into_iter();
+    let advised: Vec<_> = advised.filter_map(|check| check.command).collect();
+    assert_eq!(
+        advised,
+        ["rockenv du", "rockenv fsck --repair"],
+        "their own store"
+    );
     facts.missing = vec!["systemd-nspawn".into()];
     facts.nspawn = None;
     facts.engine = Engine::Podman;
@@ -122,7 +131,7 @@ fn a_container_with_cgroup_v1_works_and_says_what_it_lacks() {
     assert!(is_fit(&sections));
     let text = format!("{sections:?}");
     for part in [
-        "\"ROCKENV_HOME=/another/place rockenv setup --store-image 300G",
+        "\"rockenv --home /another/place setup --store-image 300G",
         "psi=1",
         "no pids controller (cgroup v1)",
         "max_user_namespaces",
