@@ -109,7 +109,7 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
             root.display(),
             path.display()
         )
-        .help("use it as its owner, or name another store: ROCKENV_HOME=DIR rockenv ..."));
+        .help("use it as its owner, or name another store: rockenv --home DIR ..."));
     }
     Ok(())
 }

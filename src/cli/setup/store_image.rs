@@ -40,7 +40,7 @@ impl StoreImage {
     pub(crate) fn plan(home: &Path, size: u64) -> Result<Self> {
         let (Some(parent), Some(name)) = (home.parent(), home.file_name()) else {
             return Err(usage!("a store cannot be at `{}`", home.display())
-                .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"));
+                .help("rockenv --home /var/lib/rockenv setup --store-image 300G"));
         };
         if size < SMALLEST {
             return Err(usage!("{} is too small for a store", size::bytes(size))
@@ -205,7 +205,7 @@ impl StoreImage {
 /// Refuses if a store image would hide existing data or is unnecessary.
 fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
     let elsewhere = format!(
-        "choose another place: ROCKENV_HOME=/somewhere/else rockenv setup --store-image {}G",
+        "or choose another place: rockenv --home /somewhere/else setup --store-image {}G",
         size.div_ceil(1 << 30)
     );
     if tree::mounts_at_or_below(at)?

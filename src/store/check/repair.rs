@@ -465,7 +465,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
             "`{}` is not a rockenv store: rockenv has written nothing in it",
             root.display()
         )
-        .help("name the store's directory: ROCKENV_HOME=DIR rockenv fsck"));
+        .help("name the store's directory: rockenv --home DIR fsck"));
     }
     if write {
         let lock = root.join("lock");

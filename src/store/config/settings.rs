@@ -184,8 +184,10 @@ impl Settings {
         };
         match text.parse() {
             Ok(jobs) if jobs > 0 => Ok(Some(jobs)),
-            _ => Err(invalid!("ROCKENV_JOBS: `{text}` is not a number above 0")
-                .help("ROCKENV_JOBS=4 rockenv up ...")),
+            _ => {
+                Err(invalid!("ROCKENV_JOBS: `{text}` is not a number above 0")
+                    .help("ROCKENV_JOBS=4"))
+            }
         }
     }
 
@@ -195,9 +197,9 @@ impl Settings {
         pick: fn(&File) -> Option<String>,
     ) -> Result<Option<u64>> {
         let parsed = self.text(name, pick).map(|text| value::size(&text));
-        parsed.transpose().map_err(|refused| {
-            invalid!("{name}: {}", refused.message).help(format!("{name}=1G rockenv up ..."))
-        })
+        parsed
+            .transpose()
+            .map_err(|refused| invalid!("{name}: {}", refused.message).help(format!("{name}=1G")))
     }
 
     /// Returns how long a container stays; the files were checked when they were read.
@@ -211,8 +213,7 @@ impl Settings {
         let text = self.text("ROCKENV_HTTP_TIMEOUT", |file| file.http_timeout.clone());
         let parsed = text.map(|text| value::duration(&text));
         parsed.transpose().map_err(|refused| {
-            invalid!("ROCKENV_HTTP_TIMEOUT: {}", refused.message)
-                .help("ROCKENV_HTTP_TIMEOUT=60s rockenv up ...")
+            invalid!("ROCKENV_HTTP_TIMEOUT: {}", refused.message).help("ROCKENV_HTTP_TIMEOUT=60s")
         })
     }
 
@@ -366,7 +367,6 @@ pub(super) fn parse_user(text: &str) -> Result<BuildUser> {
         .split_once(':')
         .and_then(|(uid, gid)| Some(BuildUser::new(uid.parse().ok()?, gid.parse().ok()?)));
     parsed.ok_or_else(|| {
-        invalid!("build user `{text}` is not `UID:GID`")
-            .help("ROCKENV_BUILD_USER=1000:1000 rockenv up ...")
+        invalid!("build user `{text}` is not `UID:GID`").help("ROCKENV_BUILD_USER=1000:1000")
     })
 }

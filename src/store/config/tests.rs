@@ -378,6 +378,8 @@ fn all_mistakes_are_named_at_once_and_the_rest_counts() {
         assert!(variables.iter().any(|one| one.starts_with(name)), "{name}");
     }
     assert_eq!(variables.len(), 3);
+    let helps: Vec<_> = errors.iter().filter_map(Error::help_text).collect();
+    assert!(helps.contains(&"ROCKENV_JOBS=4"), "{helps:?}");
     assert_eq!(config.idle, Duration::from_secs(300));
     assert_eq!(config.disk_floor, 2 << 30);
     assert_eq!((config.gc.keep_last, config.jobs), (Some(7), None));
