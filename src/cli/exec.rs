@@ -84,11 +84,8 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
 fn suggest_dashes(cx: &Context, args: &ExecArgs, error: Error) -> Error {
     let envs = cx.existing_store().and_then(|store| store.envs());
     let is_only = envs.is_ok_and(|envs| envs.len() == 1);
-    let is_close = error
-        .help_text()
-        .is_some_and(|help| help.starts_with("did you mean"));
     match &args.name {
-        Some(name) if error.kind() == Kind::NoEnv && is_only && !is_close => {
+        Some(name) if error.kind() == Kind::NoEnv && is_only && !error.names_another() => {
             error.help(without_env(args, name))
         }
         _ => error,

@@ -9,7 +9,7 @@ use crate::plan::ids::{EnvName, StepKey};
 use crate::share::{self, Import, Pulled, Repository, SnapshotRef, WantedChain};
 use crate::store::history::Reuse;
 use crate::store::{Store, check_name};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::Format;
 use crate::up::context::Context;
@@ -92,9 +92,11 @@ impl Asking<'_> {
     /// Pulls the snapshot of the env's last step that the registry has.
     fn of_env(&self, store: &Store, env: &EnvName) -> Result<Pulled> {
         let repository = self.repository(None)?;
-        let record = store.known(env).map_err(|error| {
-            let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");
-            Error::new(error.kind(), error.message()).help(help)
+        let record = store.known(env).map_err(|error| match error.kind() {
+            Kind::NoEnv if !error.names_another() => error.help(format!(
+                "rockenv up PROFILE --pull, or rockenv pull {repository}:TAG"
+            )),
+            _ => error,
         })?;
         let steps = record.steps.iter().rev();
         let keys: Vec<StepKey> = steps.filter_map(|step| step.key.clone()).collect();

@@ -52,9 +52,9 @@ pub(super) fn make_way(store: &Store, steps: &[SharedStep], base: Option<&Layer>
     let user = user_of(store, &step.key.clone().into())?;
     let step = &step.name;
     let (of, help) = match user {
-        Some(env) => (
+        Some((env, up)) => (
             format!(" of env `{env}`"),
-            format!("rockenv up {env} --rerun {step}, or rockenv rm {env}"),
+            format!("{up} --rerun {step}, or rockenv rm {env}"),
         ),
         None => (
             String::new(),
@@ -67,15 +67,15 @@ pub(super) fn make_way(store: &Store, steps: &[SharedStep], base: Option<&Layer>
     .help(help))
 }
 
-/// Returns an env that uses a layer.
-fn user_of(store: &Store, id: &LayerId) -> Result<Option<EnvName>> {
+/// Returns an env that uses a layer, and the command that brings it up to date.
+fn user_of(store: &Store, id: &LayerId) -> Result<Option<(EnvName, String)>> {
     for name in store.envs()? {
         let Some(record) = store.record(&name)? else {
             continue;
         };
         for top in record.layers() {
             if store.chain(top)?.iter().any(|layer| layer.id == *id) {
-                return Ok(Some(name));
+                return Ok(Some((name, record.up_command())));
             }
         }
     }

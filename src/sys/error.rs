@@ -184,6 +184,12 @@ impl Error {
         self.help.as_deref()
     }
 
+    /// Returns whether the help is a known name similar to the given one.
+    pub(crate) fn names_another(&self) -> bool {
+        let help = self.help.as_deref();
+        help.is_some_and(|help| help.starts_with("did you mean"))
+    }
+
     /// Returns the message followed by its causes, one string each.
     pub fn chain(&self) -> Vec<String> {
         let mut lines = vec![self.message.clone()];

@@ -169,7 +169,7 @@ impl Context {
             root.display()
         );
         Error::new(Kind::NoEnv, message).help(match error.help_text() {
-            Some(help) if help.starts_with("did you mean") => help,
+            Some(help) if error.names_another() => help,
             _ => &self.config.sudo_command,
         })
     }

@@ -449,6 +449,9 @@ fn without_a_registry_up_builds() {
         .ok()
         .says(&["warning: cannot push to", "cannot reach registry"]);
     two.run(&two.one, &["push", "absent"]).exits(7);
+    two.run(&two.one, &["pull", "absent"])
+        .exits(7)
+        .says(&["no env `absent`", "rockenv up PROFILE --pull"]);
     two.run(&two.one, &["pull", &format!("{}:none", two.repository())])
         .exits(7)
         .says(&["there is no snapshot"]);

@@ -420,13 +420,19 @@ fn an_unsigned_snapshot_that_an_env_is_based_on_stays_and_is_named() {
     let name = two.pushed(ONE);
     let signed = two.signed_beside_imported(name);
     let reference = format!("{signed}:{}", two.last(name));
+    // An env's name is not that of its profile.
+    let up = ["up", name, "--name", "copy"];
+    two.other.rockenv(&up).ok();
+    two.other.rockenv(&["--yes", "rm", name]).ok();
     two.pull_verified(&reference, "one.pub").exits(8).says(&[
-        "snapshot `one` of env",
+        "snapshot `one` of env `copy`",
         "without a verified signature",
-        &format!("rockenv up {name} --rerun one"),
+        &format!("rockenv up {name} --name copy --rerun one"),
     ]);
-    two.other.rockenv(&["up", name, "--rerun", "one"]).ok();
-    two.push_signed(&two.other, name, &format!("{}/again", two.registry.host))
+    two.other
+        .rockenv(&[&up[..], &["--rerun", "one"]].concat())
+        .ok();
+    two.push_signed(&two.other, "copy", &format!("{}/again", two.registry.host))
         .ok();
 }
 
