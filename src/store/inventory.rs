@@ -126,7 +126,7 @@ impl Store {
                     inventory.notes.push(format!(
                         "tree of failed step {name}/{} stays: `shell --failed` changed it; to keep it as a snapshot: {}",
                         failed.step,
-                        env.record.command.as_deref().unwrap_or("rockenv up")
+                        env.record.up_command()
                     ));
                 }
                 inventory.envs.insert(name, env);

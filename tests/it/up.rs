@@ -456,6 +456,8 @@ fn a_layer_that_was_not_on_disk_when_power_was_lost_is_built_again() {
     }
     let plan = store.rockenv(&["plan", store.env()]).ok().text();
     assert!(plan.contains("not safely on disk"), "{plan}");
+    let fsck = store.rockenv(&["fsck"]).text();
+    assert!(fsck.contains("\n  rockenv up PROFILE\n"), "{fsck}");
     store.up().says(&["step 3/3 three"]);
     store.up().says(&["nothing to do"]);
 }

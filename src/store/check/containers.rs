@@ -66,7 +66,7 @@ impl Examination<'_> {
             if self.store.lost_records() {
                 self.note(
                     format!("container `{name}` at {} belongs to no known env; it may belong to one with a damaged record", container.flavour),
-                    "rockenv rm ENV, once its damaged record is no longer needed",
+                    "rockenv fsck --repair, once no record is damaged or set aside",
                 );
                 continue;
             }

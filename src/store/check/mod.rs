@@ -191,7 +191,7 @@ impl Examination<'_> {
                     {
                         self.note(
                             format!("layer `{}` ({}) was not safely on disk when the machine stopped: rockenv builds it again when needed", short(id), layer.title),
-                            "rockenv up",
+                            "rockenv up PROFILE",
                         );
                     }
                 }

@@ -69,6 +69,12 @@ fn what_a_user_changes_in_the_tree_of_a_failed_step_is_kept() {
         store.rockenv(&["up", env]).exits(5);
 
         in_failed(store, "echo precious > ~/mine");
+        // A record of an older version has no command.
+        let record = store.home().join(format!("envs/{env}/record.json"));
+        let text = fs::read_to_string(&record).unwrap();
+        let command = format!("\"command\": \"rockenv up {env}\"");
+        assert!(text.contains(&command), "{text}");
+        fs::write(&record, text.replace(&command, "\"command\": null")).unwrap();
         let gc = store.rockenv(&free);
         gc.says(&[&format!(
             "tree of failed step {env}/two stays: `shell --failed` changed it; to keep it as a snapshot: rockenv up {env}"
