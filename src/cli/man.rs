@@ -8,6 +8,7 @@ use fs_err as fs;
 use crate::cli::{help, man_pages};
 use crate::sys::account::become_caller;
 use crate::sys::error::{Result, named_path};
+use crate::sys::shell::quoted_path;
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -43,7 +44,7 @@ pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
     cx.ui.note(&format!(
         "wrote manual pages to {}; read one with: man -l {}",
         directory.display(),
-        directory.join("rockenv-up.1").display()
+        quoted_path(&directory.join("rockenv-up.1"))
     ));
     Ok(())
 }

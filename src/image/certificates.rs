@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::account::path_in_file;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::shell::quoted_path;
 use crate::tree::file;
 
 /// Path of the list in a container.
@@ -115,9 +116,12 @@ impl Authorities {
                     })?;
                     let found = certificates(&String::from_utf8_lossy(&bytes));
                     if found.is_empty() {
-                        let path = path.display();
-                        return Err(invalid!("`{path}` has no certificate in PEM form").help(
-                            format!("openssl x509 -inform der -in {path} -out {path}.pem"),
+                        let shown = path.display();
+                        return Err(invalid!("`{shown}` has no certificate in PEM form").help(
+                            format!(
+                                "openssl x509 -inform der -in {0} -out {0}.pem",
+                                quoted_path(path)
+                            ),
                         ));
                     }
                     pem.push_str(&found);
@@ -286,6 +290,12 @@ mod tests {
         let message =
             "cannot read `/absent.pem`, which `ca-certificates` in the configuration names";
         assert_eq!(error.message(), message);
+        let empty = tempfile::Builder::new().prefix("a b").tempfile().unwrap();
+        let error = Authorities::Files(vec![empty.path().into()])
+            .pem()
+            .unwrap_err();
+        let named = format!("-in '{}' -out", empty.path().display());
+        assert!(error.help_text().unwrap().contains(&named), "{error:?}");
     }
 
     #[test]

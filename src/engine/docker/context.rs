@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::sys::error::{Result, if_exists};
+use crate::sys::shell::quoted;
 use fs_err as fs;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -71,7 +72,7 @@ impl Contexts {
         let host = endpoint.and_then(|endpoint| endpoint.host);
         host.map(Some).ok_or_else(|| {
             unavailable!("Docker context `{name}` names no endpoint")
-                .help(format!("docker context inspect {name}"))
+                .help(format!("docker context inspect {}", quoted(&name)))
         })
     }
 }

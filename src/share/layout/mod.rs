@@ -6,6 +6,7 @@ mod write;
 use std::path::Path;
 
 use crate::sys::error::Result;
+use crate::sys::shell::quoted_path;
 
 pub(super) use read::Layout;
 pub(super) use write::LayoutDraft;
@@ -38,8 +39,11 @@ impl Form {
                 path.display()
             )
             .help(format!(
-                "--snapshots {}.tar",
-                name.trim_end_matches(end).trim_end_matches(".tar")
+                "--snapshots {}",
+                quoted_path(&path.with_file_name(format!(
+                    "{}.tar",
+                    name.trim_end_matches(end).trim_end_matches(".tar")
+                )))
             )));
         }
         Ok(match name.ends_with(".tar") {
@@ -63,7 +67,8 @@ mod tests {
         assert_eq!(form("demo/").unwrap(), Form::Directory);
         let no_name = "--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory";
         for (name, help) in [
-            ("x/demo.tar.gz", "--snapshots demo.tar"),
+            ("x/demo.tar.gz", "--snapshots x/demo.tar"),
+            ("my demo.zip", "--snapshots 'my demo.tar'"),
             ("demo.tgz", "--snapshots demo.tar"),
             ("demo.zst", "--snapshots demo.tar"),
             ("..", no_name),
