@@ -298,6 +298,8 @@ mod tests {
     fn words_of_other_tools_name_commands() {
         for (word, help) in words() {
             assert!(Cli::command().find_subcommand(word).is_none(), "{word}");
+            // A hint would prefix a sentence after a colon with `sudo`.
+            assert!(!help.contains(": rockenv "), "{help}");
             // Every command that the suggestions mention exists.
             for line in help
                 .split('`')

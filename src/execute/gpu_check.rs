@@ -65,7 +65,7 @@ pub(crate) fn check(
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() && !starting {
             return Err(unavailable!("the container does not answer")
-                .help("stop the env with `rockenv down`, then run the command again"));
+                .help("stop the env with `rockenv down ENV`, then run the command again"));
         }
         if left.is_zero() {
             return Err(unavailable!(
@@ -184,7 +184,7 @@ fn result(report: &[u8], devices: &[Device], rootless: bool) -> Result<GpuCheck>
     Err(match (first.layer, device) {
         // The nodes existed when the container was defined.
         _ if failed.iter().all(absent) => error.help(
-            "the container runs without the GPU; stop the env with `rockenv down`, then run the command again",
+            "the container runs without the GPU; stop the env with `rockenv down ENV`, then run the command again",
         ),
         (Some(layer), Some(device)) => error.help(layer.fix(&device.path, rootless)),
         _ => error,
@@ -229,7 +229,7 @@ mod tests {
         );
         assert_eq!(result(&[other]).unwrap_err().help_text(), None);
         let error = result(&[absent, absent]).unwrap_err();
-        assert!(error.help_text().unwrap().contains("without the GPU"));
+        assert!(error.help_text().unwrap().contains("`rockenv down ENV`"));
         assert_eq!(
             super::result(b"Segmentation fault", &devices, false)
                 .unwrap_err()

@@ -405,7 +405,7 @@ impl Pushing<'_> {
         self.sending.set(self.sending.get() - 1);
         let sent = sent?;
         if !there()? {
-            return Err(busy!("it was removed while it was read").help("rockenv ls"));
+            return Err(busy!("it was removed while it was read").help("run the command again"));
         }
         let mut pushed = self.pushed.borrow_mut();
         pushed.sent += 1;

@@ -169,7 +169,9 @@ pub(super) async fn send(
         read.and(outcome)?;
     }
     let all: Option<Vec<Blob>> = found.into_iter().collect();
-    all.ok_or_else(|| busy!("a snapshot was removed while it was read").help("rockenv ls"))
+    all.ok_or_else(|| {
+        busy!("a snapshot was removed while it was read").help("run the command again")
+    })
 }
 
 /// Reads layers from the service one after the other, at the speed of the receiver.

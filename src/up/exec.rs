@@ -239,10 +239,9 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
             let error = unavailable!("the command cannot use a GPU: {why}");
             Err(match machine.gpus.first() {
                 // The GPU exists, but runs code for another target.
-                Some(gpu) if machine.lack().is_none() => error.help(format!(
-                    "rockenv exec --gpu={} {} -- ...",
-                    gpu.render, job.env
-                )),
+                Some(gpu) if machine.lack().is_none() => {
+                    error.help(format!("--gpu={} passes it in all the same", gpu.render))
+                }
                 _ => error.help("rockenv doctor"),
             })
         }

@@ -215,7 +215,7 @@ fn it_frees_what_it_says_on_overlay() {
     snapshot ENV/b1  SIZE  TIME  --free  SIZE for each second of rebuild time
     snapshot ENV/b2  SIZE  TIME  --free  SIZE for each second of rebuild time
     SIZE in total; SIZE free now
-    SIZE short: everything else is in use or not managed by rockenv; `rockenv du` shows disk usage, `rockenv rm ENV` and `rockenv cache clear` free more
+    SIZE short: everything else is in use or not managed by rockenv; `rockenv du` shows disk usage, `rockenv rm ENV` and `rockenv cache clear NAME` free more
     ");
 }
 

@@ -93,7 +93,7 @@ fn words_of_other_tools_name_the_command() {
     error: no command `ps`: `rockenv ls` lists envs and whether something runs in them
     error: no command `stop`: `rockenv down ENV` stops all processes in an env
     error: no command `detect`: `rockenv target detect` shows the GPUs of this machine
-    error: no command `login`: `docker login HOST` or `podman login HOST`: rockenv uses the same logins
+    error: no command `login`: `docker login HOST` or `podman login HOST`, whose logins rockenv uses
     error: no command `rename`: an env keeps its name; `rockenv fork ENV NEW` makes a copy under another
     error: no command `780m`: `rockenv up gfx1103` builds for it
     ");

@@ -340,7 +340,7 @@ impl Decider {
                 "everything else is in use or not managed by rockenv".to_owned()
             };
             self.plan.notes.push(format!(
-                "{} short: {why}; `rockenv du` shows disk usage, `rockenv rm ENV` and `rockenv cache clear` free more",
+                "{} short: {why}; `rockenv du` shows disk usage, `rockenv rm ENV` and `rockenv cache clear NAME` free more",
                 size::bytes(self.plan.missing)
             ));
         }
