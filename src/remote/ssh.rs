@@ -119,7 +119,7 @@ impl SshConnection<'_> {
             let (message, help) = match &*program {
                 "ssh" => (
                     format!("cannot start ssh to {}", self.machine),
-                    "apt install openssh-client",
+                    "install ssh (package openssh-client, openssh-clients or openssh)",
                 ),
                 named => (
                     format!("cannot start `{named}`, the program in ROCKENV_SSH"),
@@ -143,9 +143,16 @@ impl SshConnection<'_> {
                 "cannot reach {} by ssh, or the connection was lost",
                 self.machine
             )
-            .help(format!("ssh {} true", self.machine.url()))),
+            .help(self.by_hand())),
             _ => Err(unavailable!("cannot {what} on {}", self.machine)),
         }
+    }
+
+    /// Returns the command that tries the connection.
+    fn by_hand(&self) -> String {
+        let words: Vec<_> = self.ssh.iter().map(|word| quoted(word)).collect();
+        let url = self.machine.url();
+        format!("{} {} true", words.join(" "), quoted(&url))
     }
 
     /// Returns the error for a login shell that ended without running the script.
@@ -154,7 +161,7 @@ impl SshConnection<'_> {
             "the login shell on {} ends before it runs the command of rockenv",
             self.machine
         )
-        .help(format!("ssh {} true", self.machine.url()))
+        .help(self.by_hand())
     }
 
     /// Runs a script and connects `talk` to its input and output.
@@ -281,6 +288,12 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Machine>().unwrap().url(), text);
         }
+        let connection = SshConnection {
+            machine: &of("ssh://me@big:2222").unwrap(),
+            ssh: &["ssh", "-i", "my key"].map(str::to_owned),
+        };
+        let help = "ssh -i 'my key' ssh://me@big:2222 true";
+        assert_eq!(connection.no_output().help_text(), Some(help));
         for text in [
             "",
             "ssh://",
