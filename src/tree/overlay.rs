@@ -23,6 +23,7 @@ use super::metadata;
 use super::xattr::Attributes;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::sys::userns;
 
 /// Maximum number of stacked layers, including the image; longer chains are flattened.
 ///
@@ -136,7 +137,7 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
     match (error, upper) {
         (Errno::EPERM | Errno::EACCES, _) => unavailable!("{message}")
             .source(cause)
-            .help("mounting needs root: run rockenv with sudo"),
+            .help(rights(userns::is_root())),
         (Errno::ENODEV, _) => unavailable!("{message}")
             .source(cause)
             .help("the kernel has no overlay file system: try `modprobe overlay`"),
@@ -151,6 +152,14 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
             upper.diff.display()
         )),
         _ => unexpected!("{message}").source(cause),
+    }
+}
+
+/// Returns the help for a process that may not mount. Root may, except in an ordinary container.
+fn rights(root: bool) -> &'static str {
+    match root {
+        true => "in a container, mounting needs `--privileged`",
+        false => "mounting needs root: run rockenv with sudo",
     }
 }
 
@@ -234,7 +243,7 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
             .map_err(|error| {
                 unavailable!("cannot make a mount namespace")
                     .source(std::io::Error::from(error))
-                    .help("mounting needs root: run rockenv with sudo")
+                    .help(rights(userns::is_root()))
             })?;
         Ok(work())
     };
@@ -242,4 +251,16 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_not_told_to_use_sudo() {
+        let refused = explain(Errno::EPERM, None, Path::new("/x"));
+        assert_eq!(refused.help_text(), Some(rights(userns::is_root())));
+        assert!(rights(false).contains("sudo") && !rights(true).contains("sudo"));
+    }
 }
