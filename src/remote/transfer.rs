@@ -230,7 +230,7 @@ fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
                 "`{}` changed while it was being sent, or the transfer was interrupted",
                 path.display()
             )
-            .help("run it again"));
+            .help("run the command again"));
         }
         // A power failure must not leave a truncated file under its final name.
         tree.sync(path)?;

@@ -137,9 +137,8 @@ pub(super) async fn send(
             let sent = transfer(to, pieces, made, None, &mut Attempts::default()).await;
             // The layer cannot be read from the service a second time.
             let again = || {
-                unavailable!("the registry did not take a layer").help(
-                    "run the same command again, or use a registry that accepts uploads by PATCH",
-                )
+                unavailable!("the registry did not take a layer")
+                    .help("run the command again, or use a registry that accepts uploads by PATCH")
             };
             match sent.and_then(|sent| sent.ok_or_else(again)) {
                 Ok(sent) => {

@@ -183,7 +183,7 @@ pub(super) async fn transfer(
 fn stalled_upload() -> Error {
     let patience = size::duration(long_patience());
     unavailable!("the registry accepted no data for {patience}")
-        .help("run the same command again to resume with this layer")
+        .help("run the command again to resume with this layer")
 }
 
 /// Returns once the registry has accepted no data for a long time.

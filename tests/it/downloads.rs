@@ -203,7 +203,7 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
     error: cannot fetch `one-1.0.tar.gz` from `http://127.0.0.1:PORT/mirror/x/one-1.0.tar.gz`
       caused by: cannot download `http://127.0.0.1:PORT/mirror/x/one-1.0.tar.gz`
       caused by: the server answered 404 Not Found
-    help: run the same command again to resume, or set a mirror of that host: [mirror] in the configuration
+    help: run the command again to resume, or set a mirror of that host: [mirror] in the configuration
     exit code 4
     ");
     // Other content is refused.

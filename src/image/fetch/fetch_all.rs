@@ -96,7 +96,7 @@ async fn one(
         ),
         kind => (
             kind,
-            "run the same command again to resume, or set a mirror of that host: [mirror] in the configuration",
+            "run the command again to resume, or set a mirror of that host: [mirror] in the configuration",
         ),
     };
     let what = format!("cannot fetch `{}` from `{url}`", piece.name);

@@ -27,7 +27,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(100);
 
 /// Default time that a server may send almost nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
-const AGAIN: &str = "run the same command again: what has arrived is kept";
+const AGAIN: &str = "run the command again: what has arrived is kept";
 /// Minimum rate in bytes per second. A slower server counts as sending almost nothing.
 const SLOWEST: u64 = 1 << 10;
 /// Bytes that justify another attempt. `MOST_POOR` limits the attempts that bring less.

@@ -272,7 +272,7 @@ impl Registry {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal().source(answer),
             _ => unavailable!("cannot {verb} `{what}`")
                 .source(answer)
-                .help("run the same command again later, or use another registry"),
+                .help("run the command again later, or use another registry"),
         }
     }
 
@@ -399,7 +399,7 @@ impl Registry {
                 (_, true) => error.help(
                     "it redirects requests too often, or to a refused address: check the registry's address, or use another registry",
                 ),
-                _ => error.help("run the same command again later, or use another registry"),
+                _ => error.help("run the command again later, or use another registry"),
             }
         })
     }

@@ -172,7 +172,7 @@ pub(crate) fn copy(
             && digest(directory, Path::new(name))? != *sum
         {
             return Err(drift!("`{name}` changed while it was being copied")
-                .help("run it again when no program is writing there"));
+                .help("run the command again when no program is writing there"));
         }
     }
     Ok(())

@@ -210,8 +210,8 @@ pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResu
     }
     if let Some(signal) = cancel.caught() {
         let kept = match request.ephemeral {
-            true => "run the same command again",
-            false => "run the same command again: finished steps are kept",
+            true => "run the command again",
+            false => "run the command again: finished steps are kept",
         };
         return Err(Error::new(Kind::Signal(signal), "interrupted").help(kept));
     }

@@ -218,7 +218,7 @@ impl Registry {
             self.host,
             self.name
         )
-        .help("run the same command again, or push to another registry"))
+        .help("run the command again, or push to another registry"))
     }
 
     /// Returns the address where the upload continues.
