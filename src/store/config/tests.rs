@@ -5,9 +5,25 @@ use fs_err as fs;
 use super::*;
 
 #[test]
-fn the_documentation_names_the_variables_of_trust() {
-    for name in [trust::VARIABLE, trust::DIGEST_VARIABLE] {
-        assert!(variables().any(|(known, _)| known == name), "{name}");
+fn the_documentation_names_every_variable() {
+    let known: Vec<&str> = variables()
+        .flat_map(|(names, _)| names.split(", "))
+        .collect();
+    let is_name = |text: &&str| {
+        text.len() > 1 && (text.bytes()).all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+    };
+    let texts = [
+        include_str!("../config.rs"),
+        include_str!("settings.rs"),
+        include_str!("../../up/mod.rs"),
+        include_str!("../../up/registry.rs"),
+        include_str!("../../up/matrix/jobs.rs"),
+    ];
+    let named = texts
+        .iter()
+        .flat_map(|text| text.split('"').filter(is_name));
+    for name in named.chain([trust::VARIABLE, trust::DIGEST_VARIABLE]) {
+        assert!(known.contains(&name), "{name}");
     }
 }
 
