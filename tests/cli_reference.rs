@@ -40,7 +40,9 @@ fn every_exit_code_is_documented() {
         Kind::Drift,
         Kind::Preflight,
         Kind::OutOfSpace,
+        Kind::Signal(1),
         Kind::Signal(2),
+        Kind::Signal(3),
         Kind::Signal(15),
         Kind::Command(127),
     ] {

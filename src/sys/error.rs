@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::sys::signals;
+
 /// The meaning of an error for the caller; each kind has one documented exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -68,10 +70,9 @@ impl Kind {
             Self::Drift,
             Self::Preflight,
             Self::OutOfSpace,
-            Self::Signal(2),
-            Self::Signal(15),
         ];
-        let mut kinds = kinds.into_iter();
+        let stopped = signals::STOP.map(|signal| Self::Signal(signal as i32));
+        let mut kinds = kinds.into_iter().chain(stopped);
         kinds
             .find(|kind| kind.exit_code() == code)
             .unwrap_or(Self::Unexpected)
@@ -328,6 +329,13 @@ impl From<nix::Error> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_exit_code_of_another_rockenv_has_its_kind() {
+        for code in (1..=10).chain([129, 130, 131, 143]) {
+            assert_eq!(Kind::of_exit_code(code).exit_code(), code);
+        }
+    }
 
     #[test]
     fn a_full_disk_has_its_exit_code_and_what_to_type_wherever_it_is_met() {
