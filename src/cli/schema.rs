@@ -75,3 +75,57 @@ fn events() -> Result<serde_json::Value> {
     top.insert("required".to_owned(), serde_json::json!(["schema", "time"]));
     Ok(schema)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Collects the names of properties, also of definitions.
+    fn collect(schema: &Value, keys: &mut BTreeSet<String>) {
+        for group in ["properties", "$defs"] {
+            let Some(members) = schema.get(group).and_then(Value::as_object) else {
+                continue;
+            };
+            if group == "properties" {
+                keys.extend(members.keys().cloned());
+            }
+            for member in members.values() {
+                collect(member, keys);
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_names_every_key() {
+        for (schema, page) in [
+            (
+                profile::schema(),
+                include_str!("../../docs/reference/profile.md"),
+            ),
+            (
+                image::recipe::schema().to_value(),
+                include_str!("../../docs/reference/image.md"),
+            ),
+            (
+                profile::hook::schema(),
+                include_str!("../../docs/reference/hook.md"),
+            ),
+        ] {
+            let mut keys = BTreeSet::new();
+            collect(&schema, &mut keys);
+            assert!(keys.len() > 10, "{keys:?}");
+            for key in keys {
+                let forms = [
+                    format!("`{key}`"),
+                    format!("`[{key}]`"),
+                    format!("`[[{key}]]`"),
+                ];
+                assert!(forms.iter().any(|form| page.contains(form)), "{key}");
+            }
+        }
+    }
+}
