@@ -1,22 +1,5 @@
-//! Owns everything rockenv keeps on disk: one root on one file system.
-//!
-//! ```text
-//! format                    version and snapshot method
-//! id                        unique: distinguishes it from another store at the same path
-//! lock                      global lock, held briefly
-//! jobs                      the machine's job budget: number of slots of each env
-//! images/<key>/             image.json, root/, used
-//! layers/<id>/              layer.json, diff/ or root/, volumes/<name>/, flat/, durable
-//! volumes/<id>/             live build volumes
-//! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   deleted only by their own commands
-//! blobs/sha256/             downloads, by digest
-//! locks/                    lock files that this store was used with
-//! targets.json              targets learned from a checkout of TheRock
-//! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, gone/, metrics.jsonl,
-//!                           trees/<id>/, views/<volume>/, logs/, run/
-//! .ballast                  dropped first when the disk is full
-//! ```
+//! Owns everything rockenv keeps on disk: one root on one file system. `docs/explanation/architecture.md` lists its
+//! files.
 //!
 //! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`, then
 //! unlink. Data that an env's record does not name is garbage; the env's next command collects it.
