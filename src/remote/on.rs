@@ -522,7 +522,7 @@ mod tests {
     fn a_tree_arrives_whole_or_not_at_all() {
         use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
         // Nobody but root can move entries out of a read-only directory.
-        nix::unistd::setfsuid(nix::unistd::Uid::from_raw(43_210));
+        let before = nix::unistd::setfsuid(nix::unistd::Uid::from_raw(43_210));
         let directory = tempfile::tempdir().unwrap();
         let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
         {
@@ -555,6 +555,8 @@ mod tests {
         set_mode(to.join("out/fixed"), 0o755);
         assert_eq!(found("a").ino(), found("b").ino());
         assert!(found("l").is_symlink());
+        // With one thread, the next test runs in this one.
+        nix::unistd::setfsuid(before);
     }
 
     #[test]
