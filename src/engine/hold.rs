@@ -58,6 +58,8 @@ pub(crate) struct Hold {
     pub jobs: Ticket,
     /// A digest of the container's inputs on this machine; see [`ContainerRecord::made_of`].
     pub made_of: String,
+    /// Whether only its starter may use it; see [`ContainerRecord::is_private`].
+    pub is_private: bool,
 }
 
 impl Hold {
@@ -148,6 +150,9 @@ pub(crate) struct ContainerRecord {
     /// A digest of the container's inputs on this machine. A command joins a waiting container only if it is unchanged.
     #[serde(default)]
     pub made_of: String,
+    /// Whether its tree is not the env's current one, so that no other command may join it.
+    #[serde(default)]
+    pub is_private: bool,
     /// The container's device nodes, if a service created them: they stay as they were at its start.
     #[serde(default)]
     pub nodes: Vec<Device>,
@@ -400,6 +405,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     let mut state = ContainerRecord {
         id: hold.container.id.clone(),
         made_of: hold.made_of.clone(),
+        is_private: hold.is_private,
         ..ContainerRecord::default()
     };
     let connections = Connections {

@@ -218,6 +218,7 @@ impl Execution<'_, '_> {
             systemd: self.host.systemd && self.host.root,
             rootless: !self.host.root,
             made_of: String::new(),
+            is_private: false,
         };
         let log_path = self.env.directory().join(&attempt.log);
         let mut log = Log::create(&log_path, self.config.log_max)?;

@@ -158,7 +158,13 @@ fn await_note(run: &Path, waits: u64) {
     }
 }
 
-/// Runs the job in the running container; `None` if the container is gone.
+/// Returns the record of the running container that other commands may join. A container listens a moment before it has
+/// a record.
+fn joinable(run: &Path) -> Option<ContainerRecord> {
+    ContainerRecord::read(run).filter(|state| !state.is_private)
+}
+
+/// Runs the job in the running container; `None` if the container is gone, or is for another command alone.
 fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
     let store = &job.store;
     let run = store.env_dir(&job.env).join("run");
@@ -170,7 +176,15 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
         )
         .help("rockenv gc"));
     }
+    // A connection would keep another command's container alive.
+    if joinable(&run).is_none() {
+        return Ok(None);
+    }
     let Some(client) = Client::join(&run)? else {
+        return Ok(None);
+    };
+    // Another container may have taken the place of the first one before the connection.
+    let Some(state) = joinable(&run) else {
         return Ok(None);
     };
     let spec = store.spec(&job.env)?;
@@ -178,7 +192,7 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
     let mut command = command(cx, job, &spec, &devices);
     // The service created the container's device nodes with the groups of that time.
     if let Some(groups) = &mut command.groups
-        && let Some(state) = ContainerRecord::read(&run).filter(|_| !devices.is_empty())
+        && !devices.is_empty()
     {
         let nodes: Vec<Device> = devices.iter().cloned().chain(state.nodes).collect();
         *groups = gpu::groups(&nodes);
@@ -193,8 +207,8 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
         }
     }
     store.use_env(&job.env, &store.known(&job.env)?);
-    let is_step = is_of_step(ContainerRecord::read(&run), || holder(store, &job.env));
-    if is_step && store.join_attempt(&job.env)? {
+    // Only a step's container has no digest of its inputs, because it never waits for another command.
+    if state.made_of.is_empty() && store.join_attempt(&job.env)? {
         cx.ui.note(
             "a step is running: because this command could change its files, the step's snapshot counts as incremental",
         );
@@ -210,15 +224,6 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
         await_note(&run, waits);
     }
     exit
-}
-
-/// Returns whether the listening container is a step's. Such a container has no digest of its inputs, because it never
-/// waits for another command. It listens a moment before it has a record; until then, the env's lock holder tells.
-fn is_of_step(state: Option<ContainerRecord>, holder: impl FnOnce() -> Option<Holder>) -> bool {
-    match state {
-        Some(state) => state.made_of.is_empty(),
-        None => holder().is_some_and(|holder| holder.verb != "exec"),
-    }
 }
 
 /// Returns the current nodes of the requested GPU.
@@ -321,6 +326,7 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
         systemd: host.systemd && host.root,
         rootless: !host.root,
         made_of: inputs_digest(cx, job, &spec)?,
+        is_private: job.failed || job.apart,
     };
     let running = Running::start(&hold, env.lock_fd(), claim)?;
     let command = command(cx, job, &spec, &devices);
@@ -417,28 +423,5 @@ fn command(cx: &Context, job: &Job, spec: &Spec, devices: &[Device]) -> Command 
         groups: job.host.root.then(|| gpu::groups(devices)),
         no_new_privs: !job.root,
         tty: job.tty,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_step_is_known_before_its_container_has_a_record() {
-        let held_by = |verb: &str| Holder {
-            pid: 1,
-            verb: verb.to_owned(),
-            since: jiff::Timestamp::UNIX_EPOCH,
-        };
-        let made_of = |digest: &str| ContainerRecord {
-            made_of: digest.to_owned(),
-            ..ContainerRecord::default()
-        };
-        assert!(is_of_step(None, || Some(held_by("up"))));
-        assert!(!is_of_step(None, || Some(held_by("exec"))));
-        assert!(!is_of_step(None, || None));
-        assert!(is_of_step(Some(made_of("")), || None));
-        assert!(!is_of_step(Some(made_of("a")), || Some(held_by("exec"))));
     }
 }

@@ -84,6 +84,17 @@ fn the_next_command_runs_in_the_same_container() {
         .exits(6)
         .says(&["held by", "rm --force"]);
     drop(long);
+    // A command on a tree that ends with it shares its container with no other one.
+    let sleeper = store.sleeper();
+    let script = format!("{sleeper}; true");
+    let apart = store.start(&["exec", "--apart", store.env(), "--", "sh", "-c", &script]);
+    wait_until("it runs", || !processes_called(&sleeper).is_empty());
+    let mut other = store.start(&["exec", store.env(), "--", "sh", "-c", "echo 2 > ~/two"]);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(other.runs(), "it joined the private tree");
+    drop(apart);
+    other.wait().ok();
+    store.sh("cat ~/two").ok().prints("2");
     store.rockenv(&["rm", "--yes", "--force", store.env()]).ok();
     store.assert_clean();
 }
