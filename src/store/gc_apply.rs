@@ -45,6 +45,9 @@ impl Store {
                 let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
                     return Ok(Removal::Stays("a command needs downloads".to_owned()));
                 };
+                if let Some(stays) = self.locked_by_now(blob)? {
+                    return Ok(stays);
+                }
                 self.discard(&self.root.join("blobs/sha256").join(blob))?;
                 Ok(Removal::Gone)
             }
@@ -53,6 +56,12 @@ impl Store {
                 Err(unexpected!("cache `{cache}` is for its own tool"))
             }
         }
+    }
+
+    /// Returns why an image or a download stays if a lock file names it. For layers, `remove_unused_layers` checks that.
+    fn locked_by_now(&self, name: &str) -> Result<Option<Removal>> {
+        let file = self.locked()?.names.remove(name);
+        Ok(file.map(|file| Removal::Stays(format!("lock file {file} names it"))))
     }
 
     /// Calls `then` with an env that no process holds.
@@ -99,6 +108,9 @@ impl Store {
     }
 
     fn remove_image(&self, key: &ImageKey) -> Result<Removal> {
+        if let Some(stays) = self.locked_by_now(key)? {
+            return Ok(stays);
+        }
         let _lock = self.lock("gc")?;
         if let Some(unreadable) = self.unreadable()?.first() {
             return Ok(Removal::Stays(format!("{} may need it", unreadable.object)));
@@ -228,5 +240,43 @@ impl LockedEnv<'_> {
         }
         self.store.discard(&self.directory.join("logs").join(run))?;
         Ok(Removal::Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A question to the user may stand between the decision and this.
+    #[test]
+    fn what_a_lock_file_names_since_the_decision_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let key = "5".repeat(64);
+        let [image, blob, locks] =
+            ["images", "blobs/sha256", "locks"].map(|name| store.root().join(name));
+        fs::create_dir(image.join(&key)).unwrap();
+        fs::write(blob.join(&key), "").unwrap();
+        fs::create_dir(&locks).unwrap();
+        // A lock file on a disk that is not mounted counts too.
+        let known = format!(r#"{{"file": "/nowhere/p.lock", "names": ["{key}"]}}"#);
+        fs::write(locks.join("p.json"), known).unwrap();
+        let targets = [
+            GcTarget::Image {
+                image: key.parse().unwrap(),
+            },
+            GcTarget::Download { blob: key.clone() },
+        ];
+        for what in &targets {
+            let removal = store.gc_apply(what, 0).unwrap();
+            assert!(
+                matches!(&removal, Removal::Stays(why) if why.contains("/nowhere/p.lock")),
+                "{what:?}: {removal:?}"
+            );
+        }
+        fs::remove_file(locks.join("p.json")).unwrap();
+        for what in &targets {
+            assert_eq!(store.gc_apply(what, 0).unwrap(), Removal::Gone);
+        }
     }
 }
