@@ -9,7 +9,7 @@ use super::check::names;
 use super::{Lock, LockedEnv, Store};
 use crate::plan::gc::GcTarget;
 use crate::plan::gc::roots::tops;
-use crate::plan::ids::{EnvName, ImageKey, LayerId};
+use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
 use crate::plan::record::Origin;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
@@ -35,7 +35,7 @@ impl Store {
                 self.remove_unused_layers(std::slice::from_ref(layer))?;
                 Ok(self.left(layer))
             }
-            GcTarget::Failed { env } => self.with_idle(env, |env| env.drop_failed()),
+            GcTarget::Failed { env, tree } => self.with_idle(env, |env| env.drop_failed(tree)),
             GcTarget::Logs { env, run } => self.with_idle(env, |env| env.drop_logs(run)),
             GcTarget::Project { env, volume, path } => {
                 self.with_idle(env, |env| env.prune_build_tree(volume, path))
@@ -208,24 +208,27 @@ impl LockedEnv<'_> {
         Ok(Removal::Gone)
     }
 
-    fn drop_failed(&mut self) -> Result<Removal> {
+    fn drop_failed(&mut self, tree: &TreeId) -> Result<Removal> {
         let mut record = self.known_record()?.clone();
-        if self.store.is_failed_edited(self.name(), &record) {
+        let is_edited = self.store.is_failed_edited(self.name(), &record);
+        // Another tree is of a step that failed since the decision.
+        let Some(failed) = record.failed.take_if(|failed| failed.tree == *tree) else {
+            return Ok(Removal::Gone);
+        };
+        if is_edited {
             return Ok(Removal::Stays("`shell --failed` changed it".to_owned()));
         }
-        if let Some(failed) = record.failed.take() {
-            let tree = self.directory.join("trees").join(failed.tree);
-            match self.put(record.clone()) {
-                // The record has room once the tree is gone.
-                Err(error) if error.kind() == Kind::OutOfSpace => {
-                    self.store.discard(&tree)?;
-                    self.store.reclaim()?;
-                    self.put(record)?;
-                }
-                other => {
-                    other?;
-                    self.store.discard(&tree)?;
-                }
+        let tree = self.directory.join("trees").join(failed.tree);
+        match self.put(record.clone()) {
+            // The record has room once the tree is gone.
+            Err(error) if error.kind() == Kind::OutOfSpace => {
+                self.store.discard(&tree)?;
+                self.store.reclaim()?;
+                self.put(record)?;
+            }
+            other => {
+                other?;
+                self.store.discard(&tree)?;
             }
         }
         Ok(Removal::Gone)
@@ -277,6 +280,29 @@ mod tests {
         fs::remove_file(locks.join("p.json")).unwrap();
         for what in &targets {
             assert_eq!(store.gc_apply(what, 0).unwrap(), Removal::Gone);
+        }
+    }
+
+    #[test]
+    fn the_tree_of_a_step_that_failed_since_the_decision_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let env = EnvName::from("a");
+        let tree = store.env_dir(&env).join("trees/new");
+        fs::create_dir_all(&tree).unwrap();
+        let record = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
+            "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
+            "head": {"layer": null, "volumes": {}}, "snapshots": [], "steps": [],
+            "failed": {"step": "s", "tree": "new", "parent": null, "log": "log", "code": 1}, "complete": false}"#;
+        fs::write(store.env_dir(&env).join("record.json"), record).unwrap();
+        for (decided, stays) in [("old", true), ("new", false)] {
+            let what = GcTarget::Failed {
+                env: env.clone(),
+                tree: decided.into(),
+            };
+            assert_eq!(store.gc_apply(&what, 0).unwrap(), Removal::Gone);
+            assert_eq!(store.known(&env).unwrap().failed.is_some(), stays);
+            assert_eq!(tree.exists(), stays);
         }
     }
 }

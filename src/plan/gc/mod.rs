@@ -18,7 +18,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::plan::ids::{EnvName, ImageKey, LayerId};
+use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
 use crate::plan::layer::Layer;
 use crate::plan::record::Record;
 pub(crate) use decide::plan;
@@ -154,6 +154,8 @@ pub enum GcTarget {
     /// The tree of a failed step.
     Failed {
         env: EnvName,
+        #[serde(skip)]
+        tree: TreeId,
     },
     Logs {
         env: EnvName,

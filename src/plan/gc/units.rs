@@ -131,6 +131,7 @@ fn env_units(
         let below = failed.parent.as_ref().and_then(|id| layers.get(id));
         let what = GcTarget::Failed {
             env: name.to_owned(),
+            tree: failed.tree.clone(),
         };
         let name = format!("tree of failed step {name}/{}", failed.step);
         units.push(Unit {

@@ -202,14 +202,14 @@ proptest! {
                         prop_assert!(item.layer.image_key != *image || going.contains(id));
                     }
                 }
-                GcTarget::Failed { env } => prop_assert!(!inventory.envs[env].busy),
+                GcTarget::Failed { env, .. } => prop_assert!(!inventory.envs[env].busy),
                 _ => {}
             }
         }
         for (name, env) in &inventory.envs {
             let stands = env.record.failed.as_ref().and_then(|failed| failed.parent.as_ref());
             if let Some(parent) = stands && going.contains(parent) {
-                let failed = GcTarget::Failed { env: name.clone() };
+                let failed = GcTarget::Failed { env: name.clone(), tree: "t".into() };
                 prop_assert!(gone.contains(&&failed));
             }
         }
@@ -256,7 +256,7 @@ proptest! {
                         env.record.snapshots.retain(|snapshot| snapshot.layer != *layer);
                     }
                 }
-                GcTarget::Failed { env } => after.envs.get_mut(env).unwrap().record.failed = None,
+                GcTarget::Failed { env, .. } => after.envs.get_mut(env).unwrap().record.failed = None,
                 GcTarget::Image { image } => {
                     after.images.remove(image);
                 }
