@@ -50,6 +50,8 @@ pub(crate) fn stop_and_lock<'a>(
                     if let Some(holder) = holder(store, name)
                         && RUNNING.contains(&holder.verb.as_str())
                         && let Ok(pid) = i32::try_from(holder.pid)
+                        // Its container may outlive it, and another command may have its id.
+                        && has_open(&Path::new("/proc").join(pid.to_string()), &path) != Some(false)
                         && is_rockenv(pid)
                     {
                         let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
@@ -106,6 +108,12 @@ fn is_rockenv(pid: i32) -> bool {
     }
 }
 
+/// Returns whether a process has a file open; `None` if that is unknown, as in another user namespace.
+fn has_open(process: &Path, file: &Path) -> Option<bool> {
+    let mut open = fs_err::read_dir(process.join("fd")).ok()?.flatten();
+    Some(open.any(|open| fs_err::read_link(open.path()).is_ok_and(|to| to == file)))
+}
+
 pub(crate) fn holder(store: &Store, env: &EnvName) -> Option<lock::Holder> {
     lock::holder(&lock::env_lock(&store.env_dir(env)))
 }
@@ -119,9 +127,7 @@ fn kill_deaf(lock: &Path, which: fn(&Path) -> bool) -> Result<()> {
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        let open = fs_err::read_dir(entry.path().join("fd"));
-        let mut open = open.into_iter().flatten().flatten();
-        let keeps = open.any(|open| fs_err::read_link(open.path()).is_ok_and(|to| to == lock));
+        let keeps = has_open(&entry.path(), &lock) == Some(true);
         if keeps && which(&entry.path()) && (is_holder(&entry.path()) || is_rockenv(pid)) {
             let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
@@ -138,4 +144,22 @@ fn is_stopped(process: &Path) -> bool {
     let status = fs_err::read_to_string(process.join("status")).unwrap_or_default();
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));
     state.is_some_and(|state| state.trim_start().starts_with('T'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_took_the_id_of_a_lock_holder_is_told_from_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = fs_err::canonicalize(directory.path()).unwrap();
+        let [lock, other] = ["lock", "other"].map(|name| place.join(name));
+        let _held = lock::Lock::try_exclusive(&lock).unwrap().unwrap();
+        fs_err::write(&other, "").unwrap();
+        let this = Path::new("/proc/self");
+        assert_eq!(has_open(this, &lock), Some(true));
+        assert_eq!(has_open(this, &other), Some(false));
+        assert_eq!(has_open(Path::new("/proc/0"), &lock), None);
+    }
 }
