@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use fs_err as fs;
+use rustix::fs::{Mode, OFlags, openat};
 
 use super::Store;
 use super::check::names;
@@ -70,12 +71,19 @@ impl Store {
 
     /// Waits until everything written so far is on disk, and marks these layers as durable.
     pub fn make_durable(&self, layers: &[LayerId]) -> Result<()> {
+        let opened = self.open_layers(layers)?;
         let directory = fs::File::open(self.root.join("layers"))?;
         nix::unistd::syncfs(directory.file())?;
-        for id in layers {
-            if_exists(fs::write(self.layer_dir(id).join("durable"), ""))?;
-        }
-        Ok(())
+        opened.iter().try_for_each(mark_durable)
+    }
+
+    /// Opens the directories of those layers that exist. While a sync takes its time, another command may remove a
+    /// layer and publish one of the same id, which is not on disk yet and must not get the mark.
+    fn open_layers(&self, layers: &[LayerId]) -> Result<Vec<fs::File>> {
+        let opened = layers.iter().map(|id| fs::File::open(self.layer_dir(id)));
+        opened
+            .filter_map(|file| if_exists(file).transpose())
+            .collect()
     }
 
     /// Makes all layers of the current boot durable.
@@ -341,6 +349,15 @@ impl Store {
     }
 }
 
+fn mark_durable(layer: &fs::File) -> Result<()> {
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let mark = openat(layer.file(), "durable", flags, Mode::RUSR | Mode::WUSR);
+    // A layer that was deleted meanwhile takes no file.
+    if_exists(mark.map_err(Into::into))
+        .map(drop)
+        .context(|| format!("cannot mark layer `{}`", layer.path().display()))
+}
+
 fn missing(id: &LayerId) -> Error {
     let message = format!("layer `{id}` is missing from the store");
     Error::new(Kind::NoLayer, message).help("rockenv fsck")
@@ -404,6 +421,27 @@ mod tests {
         let found = store.layers().unwrap().into_iter().map(|layer| layer.id);
         let found: std::collections::BTreeSet<LayerId> = found.collect();
         assert_eq!(found, [key, other].into());
+    }
+
+    #[test]
+    fn a_layer_that_took_the_place_of_another_is_not_marked_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let ids = ["stays", "replaced", "removed"].map(LayerId::from);
+        let [stays, replaced, removed] = ids.each_ref().map(|id| store.layer_dir(id));
+        for layer in [&stays, &replaced, &removed] {
+            fs::create_dir(layer).unwrap();
+        }
+        let opened = store.open_layers(&ids).unwrap();
+        store.discard(&replaced).unwrap();
+        fs::create_dir(&replaced).unwrap();
+        fs::remove_dir(&removed).unwrap();
+        opened.iter().try_for_each(mark_durable).unwrap();
+        assert_eq!(names(&stays).unwrap(), ["durable"]);
+        assert!(names(&replaced).unwrap().is_empty());
+        store.make_durable(&ids).unwrap();
+        assert_eq!(names(&replaced).unwrap(), ["durable"]);
+        assert!(!removed.exists());
     }
 
     #[test]

@@ -253,7 +253,7 @@ fn a_failed_step_is_named_even_if_the_one_before_it_cannot_be_marked_as_synced()
     release(&store);
     up.wait()
         .exits(5)
-        .says(&["durable", "step `two` failed with exit code 3"]);
+        .says(&["cannot mark layer", "step `two` failed with exit code 3"]);
 }
 
 #[test]
