@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Run;
 use super::env_origin;
 use super::resolve::Resolved;
+use super::select::check_engine;
 use crate::plan::gc::Lease;
 use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::record::Record;
@@ -20,13 +21,16 @@ pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedE
     let env = run.with.store.lock_env(&resolved.spec.name, "up", wait)?;
     env.check_owner()?;
     // Another `up` may have made the env since this one looked.
-    let request = run.args.plan.request("up");
-    env_origin::check(run.with.store, resolved.gathered.selection, &request)?;
+    let (selection, request) = (resolved.gathered.selection, run.args.plan.request("up"));
+    env_origin::check(run.with.store, selection, &request)?;
+    if let Some(record) = env.record() {
+        check_engine(env.name(), record, selection.choice.engine, &request)?;
+    }
     if run.args.ephemeral && !env.is_owned()? {
         return Err(busy!("env `{}` was removed in the meantime", env.name())
             .help(run.args.resume_command()));
     }
-    if let Some(locked) = &resolved.gathered.selection.locked {
+    if let Some(locked) = &selection.locked {
         env.keep_lock(&locked.lock)?;
     }
     Ok(env)

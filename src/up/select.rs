@@ -9,7 +9,8 @@ use crate::engine::choose::{Choice, Reason, choose, choose_to_plan, is_nspawn_in
 use crate::image::{Recipe, catalog};
 use crate::plan::ids::EnvName;
 use crate::plan::jobs::{self, Past, Sizing};
-use crate::plan::resolve::{self, BaseImage, Inputs};
+use crate::plan::record::Record;
+use crate::plan::resolve::{self, BaseImage, Engine, Inputs};
 use crate::profile::hook::Hook;
 use crate::profile::{self, CopyFiles, Origin, Profile};
 use crate::rocm::gpu;
@@ -325,14 +326,25 @@ fn engine(
             false => error,
         }
     })?;
-    if let (Some(env), Some(record)) = (env, record)
-        && record.engine != choice.engine.name()
-    {
-        return Err(usage!(
-            "env `{env}` was created with {} and cannot change its engine",
-            record.engine
-        )
-        .help(request.command("up", &[("--name", Some("NEW"))])));
+    if let (Some(env), Some(record)) = (env, &record) {
+        check_engine(env, record, choice.engine, request)?;
     }
     Ok(choice)
+}
+
+/// Refuses an env that was created with another engine.
+pub(super) fn check_engine(
+    env: &EnvName,
+    record: &Record,
+    engine: Engine,
+    request: &UpRequest<'_>,
+) -> Result<()> {
+    if record.engine == engine.name() {
+        return Ok(());
+    }
+    Err(usage!(
+        "env `{env}` was created with {} and cannot change its engine",
+        record.engine
+    )
+    .help(request.command("up", &[("--name", Some("NEW"))])))
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use fs_err as fs;
 
 use super::{STEPS, on_each, on_overlay_and_btrfs};
-use crate::support::env::TestStore;
+use crate::support::env::{TestStore, other_engine};
 use crate::support::run::{Background, wait_until};
 
 #[test]
@@ -418,14 +418,18 @@ fn a_step_that_another_command_ran_meanwhile_is_not_the_end() {
     let first = store.start(&["up", env, "--until", "configure"]);
     wait_until("the step does not run", || flags.join("begun").exists());
     let said = store.work().join("said");
-    let mut second = store.command(&["up", env]);
-    second.stderr(fs::File::create(&said).unwrap().into_parts().0);
-    let second = Background::start(second);
-    wait_until("it does not wait", || {
-        fs::read_to_string(&said)
-            .unwrap()
-            .contains("waiting for env")
-    });
+    let waits_for_env = || {
+        let mut up = store.command(&["up", env]);
+        up.stderr(fs::File::create(&said).unwrap().into_parts().0);
+        let up = Background::start(up);
+        wait_until("it does not wait", || {
+            fs::read_to_string(&said)
+                .unwrap()
+                .contains("waiting for env")
+        });
+        up
+    };
+    let second = waits_for_env();
     fs::write(flags.join("go"), "").unwrap();
     first.wait().ok();
     let second = second.wait();
@@ -434,4 +438,19 @@ fn a_step_that_another_command_ran_meanwhile_is_not_the_end() {
         second.ok();
         store.sh("test -e $HOME/last").ok();
     }
+    // The other command may also have made the env with another engine.
+    store.rockenv(&["down", env]).ok();
+    let lock = fs::File::open(store.env_dir().join("lock")).unwrap();
+    lock.file().try_lock().unwrap();
+    let third = waits_for_env();
+    let record = store.env_dir().join("record.json");
+    let own = fs::read(&record).unwrap();
+    let mut other: serde_json::Value = serde_json::from_slice(&own).unwrap();
+    other["engine"] = other_engine().into();
+    fs::write(&record, other.to_string()).unwrap();
+    drop(lock);
+    third.wait().exits(2);
+    let said = fs::read_to_string(&said).unwrap();
+    assert!(said.contains("cannot change its engine"), "{said}");
+    fs::write(&record, own).unwrap();
 }
