@@ -335,6 +335,8 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     let directory = &store.env_dir(name);
     let mut own = Vec::new();
     note_aside(directory, &mut own)?;
+    // Before its record is read: the data of a command that ends in between would seem to belong to no env.
+    let is_held = is_busy(&lock::env_lock(directory));
     let record = match read::<Record>(&directory.join("record.json")) {
         Read::Fine(record) if record.version > record::VERSION => {
             Read::Foreign(format!("its version is {}", record.version))
@@ -345,7 +347,6 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
         }
         other => other,
     };
-    let is_held = is_busy(&lock::env_lock(directory));
     // An idle container ends as soon as a command needs the env.
     let waits = is_held && store.has_idle_container(name);
     let busy = is_held && !waits;
