@@ -49,27 +49,39 @@ impl Store {
     /// Returns all trees mentioned anywhere in the store.
     pub(super) fn known_trees(&self) -> Result<BTreeSet<TreeId>> {
         let mut known = BTreeSet::new();
-        let listed = |directory: &Path, known: &mut BTreeSet<TreeId>| {
-            for object in self.objects_below(directory) {
-                if let ObjectFilter::Tree(tree) = object.what {
-                    known.insert(tree);
-                }
-            }
-        };
         let images = self.root().join("images");
         for arriving in names(&images)? {
-            listed(&images.join(arriving), &mut known);
+            known.extend(self.listed_trees(&images.join(arriving)));
         }
         for env in self.env_names()? {
             let trees = names(&self.env_dir(&env).join("trees"))?.into_iter();
             known.extend(trees.filter_map(|tree| TreeId::try_from(tree).ok()));
         }
-        known.extend(self.layers()?.into_iter().filter_map(|layer| layer.tree));
+        known.extend(self.trees_of_layers()?);
         let trash = self.root().join("trash");
         for entry in names(&trash)? {
-            listed(&trash.join(entry), &mut known);
+            known.extend(self.listed_trees(&trash.join(entry)));
         }
         Ok(known)
+    }
+
+    /// Returns the trees of all layers. The list of objects names the tree of a layer whose description is damaged.
+    pub(super) fn trees_of_layers(&self) -> Result<BTreeSet<TreeId>> {
+        let described = self.layers()?.into_iter().filter_map(|layer| layer.tree);
+        let mut trees: BTreeSet<TreeId> = described.collect();
+        for id in self.layer_ids()? {
+            trees.extend(self.listed_trees(&self.layer_dir(&id)));
+        }
+        Ok(trees)
+    }
+
+    /// Returns the trees in the lists of objects in a directory of the store.
+    fn listed_trees(&self, directory: &Path) -> impl Iterator<Item = TreeId> {
+        let objects = self.objects_below(directory).into_iter();
+        objects.filter_map(|object| match object.what {
+            ObjectFilter::Tree(tree) => Some(tree),
+            ObjectFilter::Image(_) => None,
+        })
     }
 
     /// Removes orphaned images that have become useless because their steps have layers.
@@ -146,5 +158,27 @@ impl LockedEnv<'_> {
             self.store.make_durable(&made)?;
         }
         Ok(made.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_layer_keeps_its_image() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        // A repair renames the directory.
+        for (id, tree) in [("aa", "1111"), ("aa.damaged-1", "2222")] {
+            let layer = store.layer_dir(&id.into());
+            fs::create_dir(&layer).unwrap();
+            fs::write(layer.join("layer.json"), "{").unwrap();
+            let socket = Path::new("/nobody-answers");
+            store.note_tree(&layer, socket, &tree.into()).unwrap();
+        }
+        let both: BTreeSet<TreeId> = BTreeSet::from(["1111".into(), "2222".into()]);
+        assert_eq!(store.trees_of_layers().unwrap(), both);
+        assert!(both.is_subset(&store.known_trees().unwrap()));
     }
 }

@@ -322,9 +322,7 @@ impl LockedEnv<'_> {
         }
         // A service may finish freezing an image long after the requesting command was killed.
         let mut known: BTreeSet<TreeId> = record.trees().cloned().collect();
-        for id in self.store.layers_of(&record.id)? {
-            known.extend(self.store.layer(&id)?.and_then(|layer| layer.tree));
-        }
+        known.extend(self.store.trees_of_layers()?);
         for (image, labels) in images {
             if !known.contains(tree(&labels).as_str()) {
                 service.remove_image(&image)?;
