@@ -124,7 +124,7 @@ impl Execution<'_, '_> {
         }
         let known = record.known_layers();
         // The writes of a failed step cannot be told from those of other programs.
-        let attempt = self.store.attempt(self.env.name(), record);
+        let attempt = self.store.attempt(self.env.name(), record)?;
         let is_begun = |step: &Step| attempt.as_ref() == Some(&step.key);
         let blocked = BlockedResults::of(
             self.store,
@@ -192,7 +192,8 @@ impl BlockedResults {
             Err(error) if error.kind() == Kind::NoLayer => return Ok(Self::default()),
             found => found?.blocked,
         };
-        let attempt = record.and_then(|record| store.attempt(name, record));
+        let attempt = record.map(|record| store.attempt(name, record));
+        let attempt = attempt.transpose()?.flatten();
         let resumes = runs(plan, spec).any(|step| attempt.as_ref() == Some(&step.key));
         let user = |other: &BlockedResult| {
             runs(plan, spec).find(|step| step.volumes.contains(&other.volume))

@@ -236,7 +236,7 @@ impl StepComparison<'_> {
                 let is_whole = head.volumes.get(name) == Some(id)
                     && from.layer.as_ref() == Some(&layer.id)
                     && !side.env.is_changed_by_hand()?
-                    && store.attempt(side.env.name(), record).is_none();
+                    && store.attempt(side.env.name(), record)?.is_none();
                 match is_whole {
                     true => Tree::At(store.volume_dir(id)),
                     false => Tree::Lost,

@@ -180,11 +180,13 @@ impl LockedEnv<'_> {
     }
 
     /// Returns whether an `exec` or `shell` command joined the step that began last on the current build volumes.
-    pub(super) fn is_joined(&self) -> bool {
-        let read = |name| fs::read(self.directory.join(name)).ok();
-        let record = self.record.as_ref();
-        record.is_some_and(|record| self.store.written_attempt(&self.name, record).is_some())
-            && read(JOINED).is_some_and(|joined| Some(joined) == read(ATTEMPT))
+    pub(super) fn is_joined(&self) -> Result<bool> {
+        let record = self.known_record()?;
+        let read = |name| if_exists(fs::read(self.directory.join(name)));
+        let joined = read(JOINED)?;
+        Ok(joined.is_some()
+            && joined == read(ATTEMPT)?
+            && self.store.written_attempt(&self.name, record)?.is_some())
     }
 
     /// Returns the lock's descriptor, for the container's holder.
@@ -480,43 +482,47 @@ fn attempt_line(key: &StepKey, record: &Record) -> String {
 
 impl Store {
     /// Returns the key of the step that began on the env's current build volumes and did not succeed.
-    pub fn attempt(&self, name: &EnvName, record: &Record) -> Option<StepKey> {
-        self.whole_attempt(name, record).map(|attempt| attempt.key)
+    pub fn attempt(&self, name: &EnvName, record: &Record) -> Result<Option<StepKey>> {
+        Ok(self.whole_attempt(name, record)?.map(|begun| begun.key))
     }
 
     /// Returns the same step with the layer below it.
-    pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Option<Attempt> {
-        let written = self.written_attempt(name, record);
-        written.or_else(|| self.restored_attempt(record))
+    pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
+        let written = self.written_attempt(name, record)?;
+        written.map_or_else(|| self.restored_attempt(record), |begun| Ok(Some(begun)))
     }
 
     /// Returns the unfinished step whose partial work a rollback restored with the build volumes.
-    fn restored_attempt(&self, record: &Record) -> Option<Attempt> {
+    fn restored_attempt(&self, record: &Record) -> Result<Option<Attempt>> {
         let from = record.head.volumes_from().layer;
-        let on = from.filter(|_| self.freezes_volumes())?;
-        Some(Attempt {
-            key: self.layer(&on).ok()??.begun?,
+        let on = from.filter(|_| self.freezes_volumes());
+        let layer = on.map(|on| self.layer(&on)).transpose()?.flatten();
+        let begun = layer.and_then(|layer| Some((layer.begun?, layer.id)));
+        Ok(begun.map(|(key, on)| Attempt {
+            key,
             on: Some(on),
             sees_volumes: true,
-        })
+        }))
     }
 
-    fn written_attempt(&self, name: &EnvName, record: &Record) -> Option<Attempt> {
-        let text = fs::read_to_string(self.env_dir(name).join(ATTEMPT)).ok()?;
+    fn written_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
+        let bytes = if_exists(fs::read(self.env_dir(name).join(ATTEMPT)))?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
         let mut lines = text.split('\n');
-        let line = lines.next()?;
+        let line = lines.next().unwrap_or_default();
         // Older versions wrote one line.
         let on = match lines.next() {
             Some(on) => on.parse().ok(),
             None => record.head.layer.clone(),
         };
         let sees_volumes = lines.next() != Some(APART);
-        let key = line.split(' ').next()?.parse().ok()?;
-        (line == attempt_line(&key, record)).then_some(Attempt {
+        let key = line.split_once(' ').and_then(|(key, _)| key.parse().ok());
+        let key = key.filter(|key: &StepKey| line == attempt_line(key, record));
+        Ok(key.map(|key| Attempt {
             key,
             on,
             sees_volumes,
-        })
+        }))
     }
 
     /// Records that an `exec` or `shell` command joins the running step, by a copy of the attempt file: the step's

@@ -195,7 +195,9 @@ impl LockedEnv<'_> {
     /// record is about to be replaced, that is the last layer below both. If volumes are frozen, snapshots have their
     /// content, and `from` stays.
     fn begun_below(&self, from: Option<LayerId>, key: &StepKey) -> Result<Option<LayerId>> {
-        let begun = self.store.whole_attempt(self.name(), self.known_record()?);
+        let begun = self
+            .store
+            .whole_attempt(self.name(), self.known_record()?)?;
         let Some(begun) = begun.filter(|begun| begun.key != *key && begun.sees_volumes) else {
             return Ok(from);
         };
@@ -230,11 +232,11 @@ impl LockedEnv<'_> {
         {
             return Ok(None);
         }
-        let attempt = self.store.attempt(self.name(), record);
+        let attempt = self.store.attempt(self.name(), record)?;
         if from.layer != head.layer || attempt.as_ref().is_some_and(|begun| begun != key) {
             return Ok(Some(false));
         }
-        if self.is_joined() {
+        if self.is_joined()? {
             return Ok(Some(true));
         }
         // On btrfs, the volumes were already compared with the layer, unless a step changed them.
@@ -310,7 +312,14 @@ mod tests {
         let record: Record = serde_json::from_str(record).unwrap();
         for (method, begun) in [(Method::Overlay, None), (Method::Reflink, Some(key))] {
             store.method = method;
-            assert_eq!(store.attempt(&"a".into(), &record), begun);
+            assert_eq!(store.attempt(&"a".into(), &record).unwrap(), begun);
         }
+        // An unreadable file must not pass for a missing one.
+        let attempt = store.env_dir(&"a".into()).join("attempt");
+        fs::create_dir_all(&attempt).unwrap();
+        store.attempt(&"a".into(), &record).unwrap_err();
+        fs::remove_dir(attempt).unwrap();
+        fs::write(store.root.join("layers/l/layer.json"), "{").unwrap();
+        store.attempt(&"a".into(), &record).unwrap_err();
     }
 }

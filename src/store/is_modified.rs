@@ -279,7 +279,7 @@ impl LockedEnv<'_> {
                 None => return Ok(true),
             }
         }
-        Ok(head.by_hand().is_some() || self.store.attempt(self.name(), record).is_some())
+        Ok(head.by_hand().is_some() || self.store.attempt(self.name(), record)?.is_some())
     }
 
     /// Keeps changes of the live tree, which the caller is about to drop, as a snapshot. Returns its name.

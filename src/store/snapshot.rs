@@ -169,7 +169,7 @@ impl LockedEnv<'_> {
     fn history_of(&self, freeze: &Freeze<'_>) -> Result<History> {
         match &freeze.history {
             // The command's files are indistinguishable from the step's.
-            _ if self.is_joined() => Ok(History::Incremental {
+            _ if self.is_joined()? => Ok(History::Incremental {
                 on: freeze.parent.cloned(),
                 by_hand: true,
             }),
@@ -180,7 +180,7 @@ impl LockedEnv<'_> {
 
     /// Returns the step that began on the build volumes, for a snapshot that no step makes.
     fn begun_in(&self, freeze: &Freeze<'_>) -> Result<Option<StepKey>> {
-        let attempt = self.store.attempt(self.name(), self.known_record()?);
+        let attempt = self.store.attempt(self.name(), self.known_record()?)?;
         Ok(attempt.filter(|_| freeze.key.is_none()))
     }
 
@@ -427,10 +427,10 @@ impl LockedEnv<'_> {
         drop(shared);
         // The copies include the partial work of an unfinished step.
         if self.store.freezes_volumes()
-            && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)
+            && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)?
         {
             self.begin_attempt(&begun, true)?;
-            if from.is_joined() {
+            if from.is_joined()? {
                 self.store.join_attempt(self.name())?;
             }
         }

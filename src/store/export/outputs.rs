@@ -274,6 +274,7 @@ fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<
 /// env.
 fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
     let record = env.known_record()?;
+    let attempt = store.attempt(env.name(), record)?;
     let stands = || {
         let open = |step: &&StepRecord| step.outcome == Step::Pending;
         let done = record.steps.iter().take_while(|step| !open(step));
@@ -288,7 +289,7 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
             && snapshot.key == last.key
             && record.head.layer.as_ref() == Some(&snapshot.layer)
             && record.failed.is_none()
-            && store.attempt(env.name(), record).is_none();
+            && attempt.is_none();
         (fits && passed && later.clone().all(|step| open(&step))).then(|| last.name.clone())
     };
     stands().ok_or_else(|| {
