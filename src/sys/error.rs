@@ -277,6 +277,11 @@ pub(crate) fn if_exists<T>(result: std::io::Result<T>) -> Result<Option<T>> {
     }
 }
 
+/// Returns whether a path exists. Unlike [`Path::exists`], fails if that is not known.
+pub(crate) fn exists(path: &Path) -> Result<bool> {
+    if_exists(fs_err::metadata(path)).map(|found| found.is_some())
+}
+
 /// Explains a failure with a path that the user named: it is missing, or of another kind.
 pub(crate) fn named_path(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     use std::io::ErrorKind;

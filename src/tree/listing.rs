@@ -13,7 +13,7 @@ use nix::sys::stat::{FileStat, SFlag, fstat};
 use serde::{Deserialize, Serialize};
 
 use crate::sys::beneath;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, exists};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "type")]
@@ -146,7 +146,7 @@ impl Listing {
     pub fn of(directory: &Path) -> Result<Self> {
         let shown = |below: &Path| format!("cannot read `{}`", directory.join(below).display());
         let top = match beneath::open_path(directory) {
-            Err(_) if !directory.exists() => return Ok(Self::default()),
+            Err(_) if !exists(directory)? => return Ok(Self::default()),
             other => other?,
         };
         let mut listing = Self::default();
@@ -262,7 +262,7 @@ impl Marks {
 pub(crate) fn path_state(directory: &Path, path: &Path) -> Result<PathState> {
     let shown = || format!("cannot read `{}`", directory.join(path).display());
     let top = match beneath::open_path(directory) {
-        Err(_) if !directory.exists() => return Ok(PathState::Free),
+        Err(_) if !exists(directory)? => return Ok(PathState::Free),
         other => other?,
     };
     let (parent, name) = split(path)?;
@@ -487,6 +487,10 @@ mod tests {
         }
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
+        symlink("loop", root.join("loop")).unwrap();
+        Listing::of(&root.join("loop")).unwrap_err();
+        path_state(&root.join("loop"), Path::new("a")).unwrap_err();
+        fs::remove_file(root.join("loop")).unwrap();
         fs::create_dir(root.join("d")).unwrap();
         fs::write(root.join("d/a"), "a").unwrap();
         fs::hard_link(root.join("d/a"), root.join("d/b")).unwrap();

@@ -21,7 +21,7 @@ use rustix::fs::{FileType, RawDir, SeekFrom, seek};
 use super::work_queue::Queue;
 use super::{btrfs, errno, inode_flags, mounts};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, exists};
 use crate::sys::shell::quoted_path;
 
 /// Maximum depth of open descriptors. Multiplied by the threads it stays below the usual limit of 1024 descriptors.
@@ -38,8 +38,10 @@ const MAX_RESCANS: usize = 8;
 pub fn remove_tree(path: &Path) -> Result<()> {
     let (holder, name) = match beneath::split(path) {
         Ok(split) => split,
-        Err(_) if !path.parent().is_some_and(Path::exists) => return Ok(()),
-        Err(error) => return Err(error),
+        Err(error) => match path.parent() {
+            Some(parent) if exists(parent)? => return Err(error),
+            _ => return Ok(()),
+        },
     };
     refuse_mounts(path, holder.as_fd(), &name)?;
     let on_btrfs =

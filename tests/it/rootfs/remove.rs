@@ -29,6 +29,8 @@ fn what_is_missing_is_removed_already() {
     let place = temporary();
     remove_tree(&place.path().join("no")).unwrap();
     remove_tree(&place.path().join("no/where")).unwrap();
+    symlink("loop", place.path().join("loop")).unwrap();
+    remove_tree(&place.path().join("loop/where")).unwrap_err();
 }
 
 #[test]
