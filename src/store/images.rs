@@ -21,7 +21,7 @@ use crate::image::{self, BuildContext, BuildProgress, Built, Package, Recipe};
 use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, exists};
 use crate::sys::shell::quoted;
 use crate::sys::signals::stop_if;
 use crate::tree;
@@ -247,14 +247,15 @@ impl Store {
     pub(super) fn publish_image(&self, work: &Path, image: &Image) -> Result<()> {
         let place = self.root.join("images").join(&image.key);
         atomic::write_json(&work.join("image.json"), image)?;
-        if place.join("root").exists() {
+        let root = place.join("root");
+        if exists(&root)? {
             // The same content: only the description is new.
             fs::rename(work.join("image.json"), place.join("image.json"))?;
             return self.discard(work);
         }
         let directory = fs::File::open(work)?;
         nix::unistd::syncfs(directory.file())?;
-        if !place.join("root").exists() {
+        if !exists(&root)? {
             // The rest of an image whose removal was interrupted.
             self.discard(&place)?;
         }

@@ -16,7 +16,7 @@ use super::{LockedEnv, Store};
 use crate::plan::ids::{EnvName, VolumeId, VolumeName};
 use crate::plan::record::{Origin, Record};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Kind, Result};
+use crate::sys::error::{Kind, Result, exists};
 use crate::tree::{self, Method, measure, mounts};
 
 /// File systems on which every change of a file sets its change time, even a change through mapped memory.
@@ -97,7 +97,7 @@ impl Store {
         let volumes = record.head.volumes.iter().filter(|(_, id)| {
             let directory = self.volume_dir(id);
             // A killed command may have moved it already.
-            directory.exists()
+            !matches!(directory.try_exists(), Ok(false))
                 && !self.is_volume_empty(id)
                 && (!since.is_comparable() || is_changed_since(&directory, &since))
         });
@@ -140,7 +140,7 @@ impl LockedEnv<'_> {
             return Ok(None);
         };
         let is_there =
-            record.service.is_some() || self.store.tree_dir(self.name(), &failed.tree).exists();
+            record.service.is_some() || exists(&self.store.tree_dir(self.name(), &failed.tree))?;
         if !is_there || !self.store.is_failed_edited(self.name(), record) {
             return Ok(None);
         }

@@ -295,7 +295,11 @@ impl Store {
     /// Returns the names of the envs that have a record, sorted.
     pub fn envs(&self) -> Result<Vec<EnvName>> {
         let mut names = self.env_names()?;
-        names.retain(|name| self.env_dir(name).join("record.json").exists());
+        // Reading an inaccessible record reports the reason.
+        names.retain(|name| {
+            let record = self.env_dir(name).join("record.json");
+            !matches!(record.try_exists(), Ok(false))
+        });
         Ok(names)
     }
 
@@ -314,7 +318,7 @@ impl Store {
         let Some(mut record) = crate::sys::atomic::read_json::<Record>(&record)? else {
             return Ok(None);
         };
-        removal::leave_out_removed(&directory, &mut record);
+        removal::leave_out_removed(&directory, &mut record)?;
         if record.version > crate::plan::record::VERSION {
             return Err(unexpected!("env `{name}` was made by a newer rockenv")
                 .help("use the newer rockenv that made it"));
@@ -409,5 +413,38 @@ mod tests {
             let made = directory.path().join("format").exists();
             assert_eq!(made, fits, "{path}");
         }
+    }
+
+    /// Root can read everything, except through a link to itself.
+    #[test]
+    fn data_that_cannot_be_read_is_not_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let name = EnvName::from("a");
+        let env = store.env_dir(&name);
+        let text = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
+            "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
+            "head": {"tree": "t", "volumes": {"build": "v"}},
+            "snapshots": [], "steps": [], "failed": null, "complete": false}"#;
+        let obscure = |path: &Path| fs::os::unix::fs::symlink(path, path).unwrap();
+        let path = env.join("record.json");
+        fs::create_dir_all(env.join("trees/t")).unwrap();
+        obscure(&path);
+        assert_eq!(store.envs().unwrap(), std::slice::from_ref(&name));
+        store.records().unwrap_err();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, text).unwrap();
+        let record = store.record(&name).unwrap().unwrap();
+        obscure(&store.volume_dir(&"v".into()));
+        assert_eq!(store.volumes_by_hand(&record).len(), 1);
+        obscure(&store.tree_files(&env.join("trees/t")));
+        let found = store.inventory().unwrap();
+        assert!(found.envs[&name].trees.contains("t"));
+        obscure(&env.join("removed.json"));
+        let locked = store.lock_env(&name, "up", std::time::Duration::ZERO);
+        locked.unwrap_err();
+        assert!(path.exists());
+        obscure(&env.join("gone"));
+        store.record(&name).unwrap_err();
     }
 }

@@ -17,7 +17,7 @@ use super::{LockedEnv, Record, Store, ephemeral};
 use crate::plan::ids::{EnvId, LayerId, VolumeId};
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
-use crate::sys::error::{Kind, Result, is_full};
+use crate::sys::error::{Kind, Result, exists, is_full};
 use crate::tree;
 
 /// Directory of the mark that names snapshots as removed although the record still lists them. It contains nothing
@@ -96,12 +96,12 @@ fn digest(listed: &[Snapshot]) -> String {
 }
 
 /// Removes the marked snapshots from a record.
-pub(super) fn leave_out_removed(env: &Path, record: &mut Record) {
+pub(super) fn leave_out_removed(env: &Path, record: &mut Record) -> Result<()> {
     let digest = digest(&record.snapshots);
-    let marks = marks(env).unwrap_or_default();
+    let marks = marks(env)?;
     let mut marks = marks.iter();
     let Some(bits) = marks.find_map(|(_, mark)| mark.strip_prefix(&digest)) else {
-        return;
+        return Ok(());
     };
     let is_kept = |index: usize| {
         let four = bits.get(index / 4..=index / 4);
@@ -111,6 +111,7 @@ pub(super) fn leave_out_removed(env: &Path, record: &mut Record) {
     let mut indexes = 0..;
     let mut next = || indexes.next().is_none_or(is_kept);
     record.snapshots.retain(|_| next());
+    Ok(())
 }
 
 /// Removes the mark, after a record without its snapshots was written. Creates the directory if there is room.
@@ -236,7 +237,7 @@ impl LockedEnv<'_> {
 
     /// Continues a removal in progress; returns whether there was one.
     pub(super) fn resume_clearing(&mut self) -> Result<bool> {
-        let begun = fs::symlink_metadata(self.directory.join(REMOVED)).is_ok();
+        let begun = exists(&self.directory.join(REMOVED))?;
         if begun {
             self.finish_clearing()?;
         }

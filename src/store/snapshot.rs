@@ -15,7 +15,7 @@ use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Outcome, Record, Snapshot};
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, exists};
 use crate::sys::suggest;
 use crate::tree;
 
@@ -412,7 +412,7 @@ impl LockedEnv<'_> {
         self.record = None;
         // Copy views of sources. They are small, except for files that steps wrote there.
         let views = from.directory.join("views");
-        if views.exists() {
+        if exists(&views)? {
             let own = self.directory.join("views");
             self.store.discard(&own)?;
             tree::copy_tree(&views, &own)?;

@@ -342,7 +342,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
             Read::Foreign(format!("its version is {}", record.version))
         }
         Read::Fine(mut record) => {
-            leave_out_removed(directory, &mut record);
+            leave_out_removed(directory, &mut record)?;
             Read::Fine(record)
         }
         other => other,
@@ -354,7 +354,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     if let Read::Fine(record) = &record
         && let Some(tree) = &record.head.tree
         && record.service.is_none()
-        && !store.tree_files(&store.tree_dir(name, tree)).exists()
+        && let Ok(false) = store.tree_files(&store.tree_dir(name, tree)).try_exists()
     {
         trees.remove(tree.as_str());
     }

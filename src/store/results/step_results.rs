@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{OutputBefore, compare};
 use crate::store::export;
 use crate::sys::atomic;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, exists};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
@@ -50,7 +50,7 @@ pub(crate) struct VolumeResults {
 impl StepResults {
     /// Reads the directory `results` of a layer.
     pub(crate) fn read(results: &Path) -> Result<Self> {
-        if !results.is_dir() {
+        if !exists(results)? {
             return Ok(Self::default());
         }
         let path = results.join(LISTING);
