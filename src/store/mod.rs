@@ -446,5 +446,7 @@ mod tests {
         assert!(path.exists());
         obscure(&env.join("gone"));
         store.record(&name).unwrap_err();
+        assert!(check::is_busy(&env.join("gone")));
+        assert!(!check::is_busy(&env.join("none")));
     }
 }

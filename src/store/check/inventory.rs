@@ -433,9 +433,14 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// Returns whether a lock is held, without creating the lock file.
+/// Returns whether a lock is held, or may be held, without creating the lock file.
 pub(in crate::store) fn is_busy(path: &Path) -> bool {
-    path.exists() && matches!(Lock::try_exclusive(path), Ok(None))
+    !matches!(path.try_exists(), Ok(false))
+        && match Lock::try_exclusive(path) {
+            Ok(lock) => lock.is_none(),
+            // On a read-only file system, no command changes anything.
+            Err(error) => error.kind() != Kind::Unavailable,
+        }
 }
 
 /// The version field of a description.
