@@ -262,7 +262,9 @@ fn rebuild(store: &Store, name: &EnvName) -> Result<Option<String>> {
             aside.display()
         )));
     };
-    let others = adopt_volumes(store, &inventory, &mut record, &fs::read(&damaged)?)?;
+    // It only tells which of several volumes was in use, and may be on a bad sector.
+    let old = fs::read(&damaged).unwrap_or_default();
+    let others = adopt_volumes(store, &inventory, &mut record, &old)?;
     // Until the new record replaces it, the damaged one stays: without any, `gc` would remove the env's layers.
     let aside = aside(&damaged);
     fs::hard_link(&damaged, &aside)?;

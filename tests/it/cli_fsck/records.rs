@@ -79,6 +79,12 @@ fn nobody_is_told_to_delete_a_volume_that_a_repair_gives_back() {
     }
     lab.fsck(&["--repair"], 0);
     assert_eq!(lab.record().head.volumes["build"], volume);
+    // A link to itself stands for a file on a bad sector.
+    let record = lab.at("envs/one/record.json");
+    fs::remove_file(&record).unwrap();
+    fs::os::unix::fs::symlink(&record, &record).unwrap();
+    lab.fsck(&["--repair"], 0);
+    assert_eq!(lab.record().head.volumes["build"], volume);
 }
 
 #[test]
