@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::plan::resolve::{self, Access, VolumeSource};
 use crate::profile::{Origin, Profile};
 use crate::store::config::Config;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, if_exists};
 use crate::sys::trust::{self, TrustState, Trusted};
 use crate::up::context::Context;
 use crate::up::select::Selection;
@@ -202,7 +202,7 @@ fn writable(selection: &Selection) -> Result<BTreeSet<PathBuf>> {
 fn without_links(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path)?;
     for there in path.ancestors() {
-        let Ok(mut real) = fs_err::canonicalize(there) else {
+        let Some(mut real) = if_exists(fs_err::canonicalize(there))? else {
             continue;
         };
         let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
@@ -335,6 +335,9 @@ mod tests {
             let found = without_links(&real.join(path)).unwrap();
             assert_eq!(found, real.join(leads_to), "{path}");
         }
+        // A part that cannot be read may be a link to anywhere.
+        std::os::unix::fs::symlink("loop", real.join("loop")).unwrap();
+        without_links(&real.join("loop/out")).unwrap_err();
         let found = without_links(&real.join("there")).unwrap();
         assert_eq!(found.as_os_str(), real.join("there").as_os_str());
     }
