@@ -389,20 +389,23 @@ impl<'a> Pull<'a> {
     fn tree(&self, step: ImportedStep<'_>, downloaded: &mut Downloaded<'_>) -> Result<()> {
         let ImportedStep { at, place, below } = step;
         let index = self.document.snapshot.steps[at].layer;
-        if self.to.store.method() == Method::Overlay {
-            let diff = place.join("diff");
-            fs::create_dir(&diff)?;
-            return downloaded.unpack(self.document, index, &diff, On::Overlay);
-        }
+        let method = self.to.store.method();
+        let (name, on) = match method {
+            Method::Overlay => ("diff", On::Overlay),
+            Method::Btrfs | Method::Reflink => ("root", On::Tree),
+        };
         let image = &self.document.snapshot.image.key;
         let from = match below {
-            Some(below) => below.join("root"),
+            Some(below) => below.join(name),
             None if self.needs_image => self.incoming.work.join("image/root"),
             None => self.to.store.image_root(image),
         };
-        let root = place.join("root");
-        tree::clone_tree(self.to.store.method(), &from, &root)?;
-        downloaded.unpack(self.document, index, &root, On::Tree)
+        let into = place.join(name);
+        match on {
+            On::Overlay => tree::overlay::create_layer(&into, &from)?,
+            On::Tree | On::Nothing => drop(tree::clone_tree(method, &from, &into)?),
+        }
+        downloaded.unpack(self.document, index, &into, on)
     }
 
     /// Makes the service's image after a step.

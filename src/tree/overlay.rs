@@ -179,26 +179,25 @@ fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
         .context(|| format!("cannot mount `{}` at `{}`", from.display(), at.display()))
 }
 
-/// Makes the two directories of an upper, which must not exist. An overlay's root shows the metadata of its upper, so
-/// the new one gets owner, mode, attributes and times of `below`, the layer under it.
+/// Makes the two directories of an upper, which must not exist, on the layer `below`.
 pub fn create_upper(upper: Upper<'_>, below: &Path) -> Result<()> {
+    create_layer(upper.diff, below)?;
+    Ok(fs_err::create_dir(upper.work)?)
+}
+
+/// Makes the directory of a layer, which must not exist. An overlay's root shows the metadata of its topmost layer, so
+/// the new one gets owner, mode, attributes and times of `below`, the layer under it.
+pub(crate) fn create_layer(diff: &Path, below: &Path) -> Result<()> {
     let source = beneath::open_path(below)?;
-    for path in [upper.diff, upper.work] {
-        fs_err::create_dir(path)?;
-    }
-    let target = beneath::open_path(upper.diff)?;
+    fs_err::create_dir(diff)?;
+    let target = beneath::open_path(diff)?;
     let copy = || {
         let stat = fstat(&source)?;
         let (from, to) = (source.as_fd(), target.as_fd());
         metadata::clear_inherited(to)?;
         metadata::copy_open(from, &stat, to, &mut Attributes::default(), is_content)
     };
-    copy().context(|| {
-        format!(
-            "cannot prepare the overlay layer `{}`",
-            upper.diff.display()
-        )
-    })
+    copy().context(|| format!("cannot prepare the overlay layer `{}`", diff.display()))
 }
 
 /// Returns whether the upper directory is empty, so that freezing it would record no change.

@@ -16,6 +16,7 @@ use nix::unistd::UnlinkatFlags;
 use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::decompressed;
+use crate::image::tar::apply::Attributes;
 use crate::image::tar::pack::join;
 use crate::image::tar::unpack::{
     UnpackOptions, UnpackReport, Unpacker, cannot, open_path, or_root,
@@ -77,6 +78,9 @@ impl<'a> Layers<'a> {
             is_upper: true,
             ..LayerEntries::default()
         });
+        // A service's layer has no entry for the root directory, which stays as it is.
+        let root = Attributes::of(&layers.unpacker.root)?;
+        layers.unpacker.directories.insert(Vec::new(), root);
         for path in options.left_out {
             // Deleting the content of a parent directory must not remove the path either.
             for (at, _) in path.match_indices('/') {
@@ -304,6 +308,8 @@ impl Unpacker<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     #[test]
@@ -334,6 +340,11 @@ mod tests {
                 .unwrap();
         }
         let archive = archive.into_inner().unwrap();
+        let attributes = || {
+            let found = fs_err::metadata(root.path()).unwrap();
+            (found.mode(), found.modified().unwrap())
+        };
+        let before = attributes();
         let options = UnpackOptions {
             left_out: &["etc/hosts", "run"],
             ..UnpackOptions::default()
@@ -353,5 +364,7 @@ mod tests {
         let found = ["etc/hosts", "etc/old", "etc/new", "run/a/b", &long].map(read);
         let own = |text: &str| Some(text.to_owned());
         assert_eq!(found, [own("own"), None, own("that"), None, None]);
+        // The archive has no entry for the root directory.
+        assert_eq!(attributes(), before);
     }
 }

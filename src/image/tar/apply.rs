@@ -28,6 +28,18 @@ pub(crate) struct Attributes {
 }
 
 impl Attributes {
+    /// Returns the attributes of an existing directory.
+    pub(crate) fn of(directory: &OwnedFd) -> Result<Self> {
+        let found = nix::sys::stat::fstat(directory)?;
+        let nanoseconds = u32::try_from(found.st_mtime_nsec).unwrap_or(0);
+        Ok(Self {
+            mode: found.st_mode & 0o7777,
+            owner: (found.st_uid, found.st_gid),
+            mtime: Some((found.st_mtime, nanoseconds)),
+            xattrs: XattrFile::Open(directory.as_fd()).content()?,
+        })
+    }
+
     /// Returns the attributes of a directory that has no entry.
     pub(super) fn implied() -> Self {
         Self {
