@@ -132,6 +132,13 @@ pub fn is_subvolume(path: &Path) -> Result<bool> {
         .context(|| format!("cannot examine `{}`", path.display()))
 }
 
+/// Returns whether a subvolume contains others.
+pub(super) fn has_nested(path: &Path) -> Result<bool> {
+    let fd = beneath::open_path(path)?;
+    let found = nested(fd.as_fd()).context(|| format!("cannot examine `{}`", path.display()))?;
+    Ok(!found.is_empty())
+}
+
 pub fn create(path: &Path) -> Result<()> {
     let (parent, name) = beneath::split(path)?;
     let args = Args {

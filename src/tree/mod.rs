@@ -165,14 +165,14 @@ pub(crate) fn create_directory_for(path: &Path, uid: u32, gid: u32) -> Result<()
 
 /// Makes `to`, which must not exist, a writable clone of the tree `from`, and returns how.
 ///
-/// On btrfs this is one snapshot, whatever the size: it is on disk when this returns, and has empty directories in
-/// place of subvolumes nested in `from`. If `from` is a plain directory, and with the other methods, the clone is a
-/// copy that shares extents if the file system can.
+/// On btrfs this is one snapshot, whatever the size: it is on disk when this returns. If `from` is a plain directory or
+/// contains subvolumes, which a snapshot lacks, and with the other methods, the clone is a copy that shares extents if
+/// the file system can. Subvolumes in it become directories.
 pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
     if method != Method::Btrfs {
         return copy_tree(from, to);
     }
-    if btrfs::is_subvolume(from)? {
+    if btrfs::is_subvolume(from)? && !btrfs::has_nested(from)? {
         btrfs::snapshot(from, to, false)?;
         return Ok(Cloned {
             snapshot: true,

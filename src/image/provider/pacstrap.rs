@@ -42,6 +42,8 @@ pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
     }
     let mut program = program
         .isolated()
+        // The tree may be a btrfs subvolume. systemd's hooks would then make subvolumes in it.
+        .env("SYSTEMD_TMPFILES_FORCE_SUBVOL", "0")
         .args(["-G", "-M", "-C"])
         .arg(&config)
         .arg(cx.into)

@@ -194,6 +194,16 @@ fn a_plain_directory_becomes_a_subvolume() {
     assert!(!cloned.snapshot && cloned.shared == 6, "{cloned:?}");
     assert!(rockenv::testing::btrfs::is_subvolume(&clone).unwrap());
     assert_same(&walk(&tree, COPIED), &walk(&clone, COPIED), "subvolume");
+    // As systemd-tmpfiles does in a subvolume that is its root.
+    let (nested, again) = (clone.join("a/machines"), fs.join("again"));
+    rockenv::testing::btrfs::create(&nested).unwrap();
+    fs_err::set_permissions(&nested, PermissionsExt::from_mode(0o700)).unwrap();
+    fs_err::write(nested.join("file"), "content").unwrap();
+    clone_tree(Method::Btrfs, &clone, &again).unwrap();
+    assert_same(&walk(&clone, COPIED), &walk(&again, COPIED), "nested");
+    assert!(!rockenv::testing::btrfs::is_subvolume(&again.join("a/machines")).unwrap());
+    let last = fs.join("last");
+    assert!(clone_tree(Method::Btrfs, &again, &last).unwrap().snapshot);
 }
 
 #[test]
