@@ -16,6 +16,7 @@ use nix::unistd::{Gid, Uid, Whence, getegid, geteuid};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
+use crate::tree::flatten::Kind;
 use crate::tree::metadata;
 use crate::tree::root_fs::{self, Tree};
 use crate::tree::transfer::copy_range;
@@ -121,8 +122,8 @@ impl Copy<'_> {
         let fail = || format!("cannot copy `{}`", String::from_utf8_lossy(path));
         let stat = beneath::stat(from, name).context(fail)?;
         let kind = beneath::kind(&stat);
-        // A socket without its process is useless.
-        if kind == SFlag::S_IFSOCK {
+        // A socket without its process is useless, and the device 0:0 marks a deletion to overlayfs.
+        if kind == SFlag::S_IFSOCK || matches!(Kind::of(&stat), Kind::Whiteout) {
             return Ok(());
         }
         let file = (stat.st_dev, stat.st_ino);
@@ -259,13 +260,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_left_out_by_each_of_its_names() {
+    fn a_socket_and_the_mark_of_a_deletion_are_left_out_by_each_of_their_names() {
         let directory = tempfile::tempdir().unwrap();
         let [from, into] = ["from", "into"].map(|name| directory.path().join(name));
         fs::create_dir(&from).unwrap();
         fs::create_dir(&into).unwrap();
         drop(UnixListener::bind(from.join("socket")).unwrap());
         fs::hard_link(from.join("socket"), from.join("same")).unwrap();
+        let mark = from.join("deleted");
+        nix::sys::stat::mknod(&mark, SFlag::S_IFCHR, Mode::S_IRUSR, 0).unwrap();
+        fs::hard_link(mark, from.join("gone")).unwrap();
         fs::write(from.join("file"), "text").unwrap();
         copy(&from, &into, &AtomicBool::new(false), &mut |_| ()).unwrap();
         let names = fs::read_dir(&into).unwrap();
