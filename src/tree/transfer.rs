@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::errno::Errno;
 use nix::fcntl::copy_file_range;
 use nix::libc::off_t;
+use nix::sys::stat::fstat;
 use nix::sys::uio::{pread, pwrite};
 use nix::unistd::{Whence, ftruncate, lseek};
 
@@ -71,7 +72,11 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
         copied += copy_range(from, to, start, end)?;
         at = end;
     }
-    Ok(copied)
+    // A source that became shorter meanwhile would leave zeros at the end of the copy.
+    match fstat(from)?.st_size < size {
+        true => Err(Errno::EAGAIN),
+        false => Ok(copied),
+    }
 }
 
 /// Copies a part of a file; returns the number of bytes.
@@ -86,14 +91,13 @@ pub(super) fn copy_range(
         let length = usize::try_from(end - at).map_err(|_| Errno::EFBIG)?;
         let (mut read, mut written) = (at, at);
         match copy_file_range(from, Some(&mut read), to, Some(&mut written), length) {
-            // The source was truncated meanwhile.
-            Ok(0) => break,
-            Ok(_) => at = read,
-            Err(Errno::EINTR) => {}
-            Err(Errno::EXDEV | Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => {
+            // The source was truncated meanwhile, or its file system reports an end where there is none.
+            Ok(0) | Err(Errno::EXDEV | Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => {
                 at = copy_by_hand(from, to, at, end)?;
                 break;
             }
+            Ok(_) => at = read,
+            Err(Errno::EINTR) => {}
             Err(error) => return Err(error),
         }
     }
@@ -129,4 +133,20 @@ fn copy_by_hand(
         }
     }
     Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_became_shorter_is_not_filled_with_zeros() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        from.write_all_at(b"text", 0).unwrap();
+        assert_eq!(copy(from.as_fd(), to.as_fd(), 4), Ok(4));
+        assert_eq!(copy(from.as_fd(), to.as_fd(), 5), Err(Errno::EAGAIN));
+    }
 }
