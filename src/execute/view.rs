@@ -143,9 +143,11 @@ impl<'a> Execution<'a, '_> {
             fs::create_dir_all(&directory)?;
             match (is_file, is_copy) {
                 (true, _) => {
-                    let owner = fs::metadata(&source)?;
+                    let found = fs::metadata(&source)?;
                     fs::copy(&source, &upper)?;
-                    std::os::unix::fs::chown(&upper, Some(owner.uid()), Some(owner.gid()))?;
+                    std::os::unix::fs::chown(&upper, Some(found.uid()), Some(found.gid()))?;
+                    let copy = fs::OpenOptions::new().write(true).open(&upper)?;
+                    copy.set_modified(found.modified()?)?;
                 }
                 (false, true) => drop(tree::copy_tree(&source, &upper)?),
                 (false, false) => {

@@ -150,11 +150,18 @@ fn what_is_the_users_is_not_written_to() {
     let own = directory(&store, "own", &[("input", "1")]);
     let host = store.runs();
     std::os::unix::fs::chown(&host, Some(build_user().0), None).unwrap();
+    // A file has its time in the copy too.
+    let file = directory(&store, "conf", &[("file", "1")]).join("file");
+    let past = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let conf = fs::OpenOptions::new().append(true).open(&file).unwrap();
+    conf.set_modified(past).unwrap();
     store.up_with(&format!(
         "[[volume]]\nname = 'own'\nkind = 'source'\npath = '../own'\ntarget = '/own'\n\
          [[volume]]\nname = 'host'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/host'\n\
-         [[step]]\nname = 'one'\ninputs = ['own/input']\nrun = 'cat /own/input > ~/input; echo ran >> /host/log; echo made > /own/made'\n",
-        host.display()
+         [[volume]]\nname = 'conf'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/conf'\n\
+         [[step]]\nname = 'one'\ninputs = ['own/input']\nrun = 'cat /own/input > ~/input; stat -c %Y /conf > ~/time; echo ran >> /host/log; echo made > /own/made'\n",
+        host.display(),
+        file.display()
     ));
     fs::remove_file(own.join("made")).unwrap();
     verify(&store, &[]).ok().prints("one: the same");
