@@ -339,13 +339,15 @@ impl Registry {
     }
 
     /// Sends a request. Logs in when the registry asks for it or the login has expired, and waits when the registry
-    /// asks to retry later.
+    /// asks to retry later. A server that a redirect leads to cannot ask for a login: it would name the token server
+    /// that gets the user's password.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
         let (mut patience, mut logged_in) = (Patience::default(), false);
         loop {
             let granted = self.granted().map(|granted| granted.header);
             let response = self.send_with(make(), granted).await?;
-            if response.status() == StatusCode::UNAUTHORIZED && !logged_in {
+            let is_own = self.is_own(response.url());
+            if is_own && response.status() == StatusCode::UNAUTHORIZED && !logged_in {
                 self.log_in(Some(response.headers())).await?;
                 logged_in = true;
             } else if patience.waits(&response, &self.who(), &self.notice).await {
@@ -353,7 +355,7 @@ impl Registry {
                 logged_in = false;
             } else {
                 let refuses = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
-                return match logged_in && refuses.contains(&response.status()) {
+                return match is_own && logged_in && refuses.contains(&response.status()) {
                     true => Err(self.answered("use", &self.name, response).await),
                     false => Ok(response),
                 };

@@ -503,6 +503,32 @@ fn a_redirect_is_followed_without_the_password() {
         asked.iter().all(|head| !head.contains("authorization")),
         "{asked:#?}"
     );
+    // The other host cannot ask for it either.
+    let tokens = Server::start(|_| response("200 OK", "", b"{\"token\":\"abc\"}"));
+    let challenge = format!(
+        "www-authenticate: Bearer realm=\"http://{}/token\"\r\n",
+        tokens.host
+    );
+    let storage = Server::start(move |_| response("401 Unauthorized", &challenge, b""));
+    let inner = image.clone();
+    let registry = Server::start(move |head| {
+        let path = head.split(' ').nth(1).unwrap_or_default();
+        match path.contains("/blobs/") {
+            true => {
+                let elsewhere = format!("location: http://{}{path}\r\n", storage.host);
+                response("307 Elsewhere", &elsewhere, b"")
+            }
+            false => serve(&inner, head),
+        }
+    });
+    let mut place = Place::new();
+    place.logins.files = vec![make::auth_file(place.dir.path(), &registry.host, LOGIN)];
+    fails(
+        place.build(&pinned(&registry.host, &image), "a"),
+        Kind::Unavailable,
+        "answered 401",
+    );
+    assert!(tokens.asked().is_empty(), "{:#?}", tokens.asked());
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Registry {
         let response = self.send_with(sent, self.authorization_at(&place)).await;
         if let Ok(response) = &response {
             // A registry that refuses early may stop reading, and the packing side would block.
-            if self.goes_on(response, &place, attempts).await? {
+            if self.goes_on(response, attempts).await? {
                 return Ok(Upload::Again);
             }
             if is_unsupported(response.status()) {
@@ -95,7 +95,7 @@ impl Registry {
         let place = self.begin().await?;
         let sent = whole(self.uploads.put(with_digest(place.clone(), sha256)), size).body(blob);
         let response = self.send_with(sent, self.authorization_at(&place)).await?;
-        if self.goes_on(&response, &place, attempts).await? {
+        if self.goes_on(&response, attempts).await? {
             return Ok(Upload::Again);
         }
         self.accepted(response).await?;
@@ -129,16 +129,9 @@ impl Registry {
     }
 
     /// Returns whether to send a refused stream again, after a wait or with a new token.
-    async fn goes_on(
-        &self,
-        response: &Response,
-        place: &Url,
-        attempts: &mut Attempts,
-    ) -> Result<bool> {
-        if response.status() == StatusCode::UNAUTHORIZED
-            && self.is_own(place)
-            && !attempts.logged_in
-        {
+    async fn goes_on(&self, response: &Response, attempts: &mut Attempts) -> Result<bool> {
+        let is_own = self.is_own(response.url());
+        if is_own && response.status() == StatusCode::UNAUTHORIZED && !attempts.logged_in {
             self.log_in(Some(response.headers())).await?;
             attempts.logged_in = true;
             return Ok(true);
