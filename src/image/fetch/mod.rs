@@ -208,6 +208,8 @@ fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
         .tls_certs_merge(Authorities::of_clients()?)
         // Applies to redirects, too.
         .https_only(https_only)
+        // It would tell the next server the parameters of an address, such as a token.
+        .referer(false)
         .connect_timeout(patience() / 2)
         .user_agent(USER_AGENT))
 }

@@ -216,3 +216,17 @@ fn a_login_is_in_no_message() {
     assert_has!(chain, "cannot download `https://127.0.0.1:9/x?token=***`");
     assert!(!chain.contains("secret") && error.help_text().is_some());
 }
+
+#[test]
+fn a_redirect_does_not_tell_where_it_comes_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = serve(1, |head| {
+        assert!(!head.contains("secret"), "{head}");
+        ok(b"content")
+    });
+    let url = serve(1, move |_| {
+        let head = "HTTP/1.1 302 x\r\nconnection: close\r\ncontent-length: 0\r\n";
+        format!("{head}location: {target}\r\n\r\n").into_bytes()
+    });
+    get(&format!("{url}?token=secret"), b"content", dir.path()).unwrap();
+}
