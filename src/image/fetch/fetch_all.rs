@@ -36,7 +36,7 @@ pub(crate) fn fetch_all(
     let counter = ByteCounter::default();
     let work = || {
         fetch::run(cancel, async {
-            let client = fetch::client(false)?;
+            let client = fetch::client(false, false)?;
             // After a failure no further download starts. Running downloads finish.
             let failed = AtomicBool::new(false);
             let found: Vec<Option<Result<PathBuf>>> = futures_util::stream::iter(pieces)

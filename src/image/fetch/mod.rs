@@ -134,7 +134,7 @@ fn fetch_by(
     };
     let work = || {
         run(cancel, async {
-            let client = client(https_only)?;
+            let client = client(https_only, false)?;
             let open = async |from| {
                 let response = ranged(client.get(url), from)
                     .send()
@@ -191,20 +191,25 @@ pub(crate) async fn until_set(flag: &AtomicBool) {
     }
 }
 
-/// Returns an HTTP client, which honours the user's proxy variables.
-pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
-    built(builder(https_only)?.read_timeout(patience()))
+/// Returns an HTTP client. It honours the user's proxy variables, except for servers that are `local`: a proxy would
+/// look for them on its own machine, and get passwords that are only sent to this one.
+pub(super) fn client(https_only: bool, local: bool) -> Result<reqwest::Client> {
+    built(builder(https_only, local)?.read_timeout(patience()))
 }
 
 /// Returns a client for uploads. It has no read timeout: nothing arrives until everything is sent, and a server with a
 /// busy disk may accept nothing for a while.
-pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
-    built(builder(https_only)?.tcp_user_timeout(long_patience()))
+pub(super) fn upload_client(https_only: bool, local: bool) -> Result<reqwest::Client> {
+    built(builder(https_only, local)?.tcp_user_timeout(long_patience()))
 }
 
-fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
+fn builder(https_only: bool, local: bool) -> Result<reqwest::ClientBuilder> {
     install_cryptography();
-    Ok(reqwest::Client::builder()
+    let builder = match local {
+        true => reqwest::Client::builder().no_proxy(),
+        false => reqwest::Client::builder(),
+    };
+    Ok(builder
         .tls_certs_merge(Authorities::of_clients()?)
         // Applies to redirects, too.
         .https_only(https_only)

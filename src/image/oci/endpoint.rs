@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::reference::{Reference, is_host, is_repository};
+use super::reference::{Reference, is_host, is_loopback, is_repository};
 use crate::sys::error::Result;
 
 /// The address that requests go to.
@@ -19,7 +19,7 @@ impl Endpoint {
     pub(super) fn of(reference: &Reference, mirrors: &BTreeMap<String, String>) -> Result<Self> {
         let Some(mirror) = mirrors.get(&reference.host) else {
             return Ok(Self {
-                https: !reference.is_loopback(),
+                https: !is_loopback(&reference.host),
                 host: reference.host.clone(),
                 repository: reference.repository.clone(),
             });

@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use super::credentials::{self, Login};
 use super::endpoint::Endpoint;
 use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
-use super::reference::{DOCKER_HUB, Reference, sha256};
+use super::reference::{DOCKER_HUB, Reference, is_loopback, sha256};
 use super::retry::{self, Notice, Patience};
 use super::token_server::{TokenRequest, TokenServer};
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
@@ -156,6 +156,7 @@ impl Registry {
         let mirror = mirror.map_or("...", String::as_str);
         let scheme = if https { "https" } else { "http" };
         let base = format!("{scheme}://{host}/v2/{repository}");
+        let local = is_loopback(&host);
         Ok(Self {
             name: format!("{host}/{repository}"),
             base: Url::parse(&base)
@@ -163,8 +164,8 @@ impl Registry {
             host,
             mirror: format!("\"{}\" = \"{mirror}\"", reference.host),
             repository,
-            client: fetch::client(https)?,
-            uploads: fetch::upload_client(https)?,
+            client: fetch::client(https, local)?,
+            uploads: fetch::upload_client(https, local)?,
             login,
             operation,
             authorization: Mutex::new(None),

@@ -260,6 +260,8 @@ fn a_password_goes_to_no_other_host_without_encryption() {
         let reference = format!("{}:{key}", proxy.repository());
         let mut command = two.other.command(&["pull", &reference]);
         command.env("REGISTRY_AUTH_FILE", &logins);
+        // A registry on this machine is not asked through a proxy, which would get the password.
+        command.env("HTTP_PROXY", "http://127.0.0.1:9");
         finish("pull".into(), command)
     };
     let realm = format!("http://localhost:{port}/token");
