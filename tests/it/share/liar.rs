@@ -346,6 +346,16 @@ fn a_push_is_done_when_the_registry_has_it() {
         Fault::Says(201, String::new(), String::new()).when(is_manifest(head))
     });
     push(&loses, 4, &["claims to have stored", "does not have it"]);
+    // The configuration is taken, but never answered. It is the only blob that is sent with its digest.
+    let silent = Proxy::start(&two.registry.host, move |head| {
+        let is_empty = field(head, "content-length") == Some("0");
+        Fault::Hangs(0).when(is_blob(head) && !is_empty)
+    });
+    let mut command = two.one.command(&["push", name]);
+    command
+        .env("ROCKENV_REGISTRY", silent.repository())
+        .env("ROCKENV_HTTP_TIMEOUT", "1s");
+    finish("push".into(), command).exits(4).says(&["timed out"]);
     two.run(&two.one, &["push", name]).ok();
 }
 

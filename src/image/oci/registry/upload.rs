@@ -8,6 +8,7 @@ use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use sha2::{Digest as _, Sha256};
 
 use super::{Registry, digest_of, header};
+use crate::image::fetch::long_patience;
 use crate::image::oci::manifest::damaged;
 use crate::image::oci::retry::Patience;
 use crate::sys::error::{Error, Result};
@@ -107,7 +108,11 @@ impl Registry {
         let (sha256, size) = (hex::encode(Sha256::digest(blob)), blob.len() as u64);
         let place = self.begin().await?;
         let url = with_digest(place.clone(), &sha256);
-        let send = || whole(self.uploads.put(url.clone()), size).body(blob.to_vec());
+        let send = || {
+            let request = whole(self.uploads.put(url.clone()), size).body(blob.to_vec());
+            // Nothing else ends the wait for a registry that takes all of it and never answers.
+            request.timeout(long_patience())
+        };
         self.accepted(self.send_to(&place, send).await?).await?;
         self.assert_blob(&sha256, size).await
     }
