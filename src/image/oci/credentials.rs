@@ -13,7 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-use super::reference::{DOCKER_HUB, Reference};
+use super::reference::DOCKER_HUB;
 use crate::image::Logins;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
@@ -73,10 +73,10 @@ struct Answer {
     secret: String,
 }
 
-/// Returns the login for an image from the first file that has one: for its repository, a parent of the repository, or
-/// its registry. `ask` queries a helper.
+/// Returns the login for a repository from the first file that has one: for the repository, a parent of it, or its
+/// registry. `ask` queries a helper.
 pub(super) fn find(
-    reference: &Reference,
+    repository: &str,
     host: &str,
     files: &[PathBuf],
     ask: &mut dyn FnMut(&CredentialHelper<'_>) -> Result<Option<Login>>,
@@ -88,7 +88,7 @@ pub(super) fn find(
     };
     let mut names = Vec::new();
     for host in [host, other] {
-        names.push(format!("{host}/{}", reference.repository));
+        names.push(format!("{host}/{repository}"));
         while let Some((shorter, _)) = names.last().and_then(|name| name.rsplit_once('/')) {
             names.push(shorter.to_owned());
         }
@@ -290,7 +290,6 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("auth.json");
         fs_err::write(&path, file).unwrap();
-        let reference = Reference::parse("h.example:5000/team/app:1").unwrap();
         let files = [directory.path().join("absent"), path];
         let mut ask = |keeper: &CredentialHelper<'_>| {
             let user = format!("{} for {} {}", keeper.name, keeper.server, keeper.promised);
@@ -300,7 +299,7 @@ mod tests {
                 file: PathBuf::new(),
             }))
         };
-        find(&reference, host, &files, &mut ask).map(|login| login.map(|login| login.user))
+        find("team/app", host, &files, &mut ask).map(|login| login.map(|login| login.user))
     }
 
     #[test]

@@ -142,7 +142,7 @@ impl Registry {
             _ => host,
         };
         let logins = cx.logins;
-        let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
+        let login = credentials::find(&repository, &host, &logins.files, &mut |keeper| {
             // The progress callback checks for signals.
             let progress = &mut *cx.progress;
             keeper.ask(logins, cx.cancel, &mut || {

@@ -534,7 +534,7 @@ fn a_redirect_is_followed_without_the_password() {
 #[test]
 fn a_mirror_stands_in_for_a_registry() {
     let mut place = Place::new();
-    let registry = Registry::start(false);
+    let registry = Registry::start(true);
     let image = sample();
     registry.push("proxy/team/sample", "1", &image);
     let table = pinned("registry.example.org", &image);
@@ -542,6 +542,9 @@ fn a_mirror_stands_in_for_a_registry() {
         "registry.example.org".into(),
         format!("http://{}/proxy", registry.host),
     );
+    // The login is for the mirror's repositories, not for those of the registry.
+    let proxy = format!("{}/proxy", registry.host);
+    place.logins.files = vec![make::auth_file(place.dir.path(), &proxy, LOGIN)];
     place.build(&table, "a").unwrap();
 }
 
