@@ -24,8 +24,13 @@ impl Endpoint {
                 repository: reference.repository.clone(),
             });
         };
+        // It may contain a password, which must not be shown.
         let wrong = || {
-            invalid!("mirror `{}` is not an address: `{mirror}`", reference.host).help(format!(
+            invalid!(
+                "mirror `{}` is not an address without a login",
+                reference.host
+            )
+            .help(format!(
                 "\"{}\" = \"https://mirror.example.org/prefix\"",
                 reference.host
             ))
@@ -99,10 +104,11 @@ mod tests {
             "ftp://m.example",
             "https://",
             "https://m.example/Up",
-            "https://u@m.example",
+            "https://u:secret@m.example",
         ] {
             let error = place("h.example/a", Some(("h.example", bad))).unwrap_err();
-            assert_has!(error.message(), "not an address");
+            let message = "mirror `h.example` is not an address without a login";
+            assert_eq!(error.message(), message);
         }
     }
 }

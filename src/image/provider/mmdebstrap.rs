@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::image::certificates;
+use crate::image::fetch::without_login;
 use crate::image::recipe::{Distribution, Mmdebstrap};
 use crate::image::tar::unpack::{UnpackOptions, unpack};
 use crate::image::{BuildContext, BuildProgress, WORK};
@@ -208,7 +209,10 @@ fn sources(
         if mirror
             .contains(|character: char| character.is_whitespace() || "[]\"".contains(character))
         {
-            return Err(invalid!("mirror `{key}` is not an address: `{mirror}`"));
+            return Err(invalid!(
+                "mirror `{key}` is not an address: `{}`",
+                without_login(&mirror)
+            ));
         }
         let option = if id.is_some() {
             "[check-valid-until=no] "

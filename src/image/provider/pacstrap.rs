@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::image::certificates;
+use crate::image::fetch::without_login;
 use crate::image::recipe::Pacstrap;
 use crate::image::{BuildContext, BuildProgress, WORK};
 use crate::sys::error::Result;
@@ -113,7 +114,11 @@ impl Server {
             }
         };
         if mirror.contains(char::is_whitespace) {
-            return Err(invalid!("mirror `{key}` is not an address: `{mirror}`").help(help));
+            return Err(invalid!(
+                "mirror `{key}` is not an address: `{}`",
+                without_login(&mirror)
+            )
+            .help(help));
         }
         let signed = match cx.task.mirrors.get("arch-signatures").map(String::as_str) {
             None | Some("required") => true,
@@ -218,6 +223,9 @@ mod tests {
 
     #[test]
     fn a_missing_mirror_says_what_to_configure() {
+        let error = choose("", &[("arch", "https://me:secret@m.invalid/a b")]).unwrap_err();
+        let message = "mirror `arch` is not an address: `https://m.invalid/a b`";
+        assert_eq!(error.message(), message);
         let error = choose("", &[]).unwrap_err();
         assert!(error.help_text().unwrap().contains("`arch = "));
         let error = choose(
