@@ -17,7 +17,7 @@ const URL: &str = "https://github.com/ninja-build/ninja/releases/download/v1.13.
 const SHA256: &str = "5749cbc4e668273514150a80e387a957f933c6ed3f5f11e03fb30955e2bbead6";
 /// The text that a jobserver client looks for in its environment, which ninja contains since version 1.13.
 const CLIENT: &[u8] = b"--jobserver-auth=";
-/// Larger than any unpacked release, in bytes.
+/// Larger than any release, packed or unpacked, in bytes.
 const LIMIT: u64 = 64 << 20;
 
 /// Name of the program in an env's `run` directory.
@@ -76,7 +76,7 @@ fn release(blobs: &Path, offline: bool, cancel: &AtomicBool) -> Result<Vec<u8>> 
         )
         .help(help));
     }
-    let zip = fetch::fetch(URL, SHA256, blobs, cancel, &mut |_, _| {})
+    let zip = fetch::fetch(URL, SHA256, LIMIT, blobs, cancel, &mut |_, _| {})
         .context(|| "cannot fetch ninja".to_owned())
         .map_err(|error| match error.kind() {
             Kind::Signal(_) => error,

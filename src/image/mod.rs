@@ -224,7 +224,8 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         }
         (None, Some(url)) => {
             let mut report = |done, total| progress(BuildProgress::Bytes { done, total });
-            fetch::fetch(url, sha256, cx.blobs, cancel, &mut report)?
+            let most = tar::unpack::UnpackOptions::default().limits.bytes;
+            fetch::fetch(url, sha256, most, cx.blobs, cancel, &mut report)?
         }
         (None, None) => return Err(unexpected!("a tarball recipe without path and url")),
     };

@@ -84,7 +84,8 @@ pub(crate) fn fetch_patches(
             }
             let blobs = store.root().join("blobs");
             let mut progress = |_, _| cancel.poll();
-            let blob = fetch::fetch(url, &patch.sha256, &blobs, cancel.flag(), &mut progress)
+            let (sha256, most) = (&patch.sha256, hook::MAX_PATCH);
+            let blob = fetch::fetch(url, sha256, most, &blobs, cancel.flag(), &mut progress)
                 .context(|| format!("hook `{}`: cannot fetch its patch", hook.name))?;
             patch.bytes = Some(fs_err::read(blob)?);
         }

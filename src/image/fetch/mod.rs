@@ -96,7 +96,7 @@ impl Size {
             Self::Exactly(_) | Self::AtMost(_) => return Ok(()),
         };
         Err(invalid!("`{name}` has {found} bytes, {wrong}")
-            .help("the image is damaged or was tampered with; use another"))
+            .help("it is damaged or was tampered with; use another"))
     }
 
     fn most(self) -> u64 {
@@ -105,20 +105,22 @@ impl Size {
     }
 }
 
-/// Returns the path of the blob with this SHA-256, downloading it if necessary.
+/// Returns the path of the blob with this SHA-256, downloading it if necessary. Refuses more than `most` bytes.
 pub(crate) fn fetch(
     url: &str,
     sha256: &str,
+    most: u64,
     blobs: &Path,
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<PathBuf> {
-    fetch_by(url, sha256, blobs, true, cancel, progress)
+    fetch_by(url, sha256, most, blobs, true, cancel, progress)
 }
 
 fn fetch_by(
     url: &str,
     sha256: &str,
+    most: u64,
     blobs: &Path,
     https_only: bool,
     cancel: &AtomicBool,
@@ -130,7 +132,7 @@ fn fetch_by(
         name,
         algorithm: Algorithm::Sha256,
         digest: sha256,
-        size: Size::AtMost(u64::MAX),
+        size: Size::AtMost(most),
     };
     let work = || {
         run(cancel, async {
@@ -303,7 +305,7 @@ impl<'a> Body<'a> {
 
 fn too_long(name: &str, most: u64) -> Error {
     invalid!("`{name}` has more than {most} bytes")
-        .help("the image is damaged or was tampered with; use another")
+        .help("it is damaged or was tampered with; use another")
 }
 
 /// Returns the path of a blob, downloading it if necessary. `open` sends the request for the content after a number of

@@ -8,6 +8,9 @@ use std::net::TcpListener;
 /// The response to a request for what follows `con`.
 const REST: &[u8] = b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent";
 
+/// Limit in bytes for the downloads.
+const MOST: u64 = 1 << 20;
+
 /// Serves one response per request. `answer` gets the request's head.
 fn serve(requests: usize, answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -43,6 +46,7 @@ fn get(url: &str, body: &[u8], blobs: &Path) -> Result<PathBuf> {
     fetch_by(
         url,
         &sha256,
+        MOST,
         blobs,
         false,
         &AtomicBool::new(false),
@@ -153,12 +157,28 @@ fn another_content_is_refused_and_forgotten() {
 }
 
 #[test]
+fn a_server_without_end_fills_no_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = serve(1, |_| {
+        let head = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
+        [head.as_slice(), &[b' '; 2 << 20]].concat()
+    });
+    let error = get(&url, b"content", dir.path()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    assert_has!(error.message(), "has more than 1048576 bytes");
+    let mut left = fs_err::read_dir(dir.path().join("sha256")).unwrap();
+    let partial = left.next().unwrap().unwrap();
+    assert_eq!(partial.metadata().unwrap().len(), 0);
+}
+
+#[test]
 fn plain_http_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let cancel = AtomicBool::new(false);
     let outcome = fetch(
         "http://127.0.0.1:9/x",
         &"0".repeat(64),
+        MOST,
         dir.path(),
         &cancel,
         &mut |_, _| {},
@@ -176,6 +196,7 @@ fn cancel_stops_a_server_that_is_silent() {
     let outcome = fetch_by(
         &url,
         &"0".repeat(64),
+        MOST,
         dir.path(),
         false,
         &cancel,
@@ -210,7 +231,14 @@ fn a_login_is_in_no_message() {
     let dir = tempfile::tempdir().unwrap();
     let cancel = AtomicBool::new(false);
     let url = "https://me:secret@127.0.0.1:9/x?token=secret";
-    let outcome = fetch(url, &"0".repeat(64), dir.path(), &cancel, &mut |_, _| {});
+    let outcome = fetch(
+        url,
+        &"0".repeat(64),
+        MOST,
+        dir.path(),
+        &cancel,
+        &mut |_, _| {},
+    );
     let error = outcome.unwrap_err();
     let chain = error.chain().join(": ");
     assert_has!(chain, "cannot download `https://127.0.0.1:9/x?token=***`");

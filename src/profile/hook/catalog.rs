@@ -16,7 +16,7 @@ use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog, trusted_files};
 
 /// Maximum size of a patch: reviewers read it, so a larger file is a mistake.
-const LARGEST: u64 = 16 << 20;
+pub(crate) const MAX_PATCH: u64 = 16 << 20;
 
 /// Returns every hook, sorted. A user's hook comes before a built-in hook of the same name.
 pub fn list(directories: &[Directory]) -> Result<Vec<CatalogEntry>> {
@@ -63,11 +63,11 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
 /// Reads a regular file of limited size; refuses anything else, including a link.
 fn read(directories: &[Directory], path: &Path) -> Result<Vec<u8>> {
     let is_link = fs_err::symlink_metadata(path)?.is_symlink();
-    let found = trusted_files::read(directories, path, LARGEST + 1)?;
-    let found = found.filter(|found| !is_link && found.bytes.len() as u64 <= LARGEST);
+    let found = trusted_files::read(directories, path, MAX_PATCH + 1)?;
+    let found = found.filter(|found| !is_link && found.bytes.len() as u64 <= MAX_PATCH);
     let found = found.ok_or_else(|| {
         invalid!(
-            "`{}` is not a regular file of at most {LARGEST} bytes",
+            "`{}` is not a regular file of at most {MAX_PATCH} bytes",
             path.display()
         )
     })?;

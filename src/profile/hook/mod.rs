@@ -20,6 +20,7 @@ use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Result};
 use crate::sys::name::StepName;
 pub use apply::{FileInSource, HookChange, HookChanges, apply};
+pub(crate) use catalog::MAX_PATCH;
 pub use catalog::{list, load};
 pub use file::schema;
 pub use patch::{FilePatch, parse as parse_patch};
