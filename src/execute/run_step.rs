@@ -293,7 +293,9 @@ impl Execution<'_, '_> {
             key: step.key.clone(),
             outcome,
             jobs,
-            memory: step::memory_max(self.spec, self.host).unwrap_or(self.host.memory),
+            memory: step::memory_max(self.spec, self.host)
+                .unwrap_or(u64::MAX)
+                .min(self.host.memory),
             cost: ran.cost,
             log: ran.log.clone(),
         })

@@ -38,7 +38,7 @@ pub struct Past {
     pub outcome: Outcome,
     /// Number of jobs that it ran with.
     pub jobs: u32,
-    /// Memory that it could use, in bytes: the machine's, or the env's limit.
+    /// Memory that it could use, in bytes: the machine's, or the env's limit if that is lower.
     pub memory: u64,
     pub cost: Cost,
     /// Its log, relative to the env's directory.
@@ -96,7 +96,8 @@ pub(crate) fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64>
 /// Decides how much may run at once.
 pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
     let limit = memory_limit(given.resources.memory_max, given.memory);
-    let memory = limit.unwrap_or(given.memory);
+    // A limit may be larger than the machine.
+    let memory = limit.unwrap_or(u64::MAX).min(given.memory);
     let memory_max = limit.map(|value| Figure {
         value,
         why: match given.resources.memory_max {
@@ -277,6 +278,13 @@ mod tests {
         assert_eq!((plain.link_jobs.value, plain.memory_max), (16, None));
         assert_eq!(sized(&none, Some(3), &[]).jobs.value, 3);
         assert_eq!(sized(&none, Some(99), &[]).jobs.value, 16);
+        let large = Resources {
+            memory_per_job: Some(8 * GIB),
+            memory_max: Some(MemoryMax::Bytes(128 * GIB)),
+            ..Resources::default()
+        };
+        let sizing = sized(&large, None, &[]);
+        assert_eq!((sizing.jobs.value, sizing.facts(1).memory), (8, 64 * GIB));
         let some = Resources {
             memory_per_job: Some(8 * GIB),
             memory_per_link_job: Some(30 * GIB),
