@@ -6,7 +6,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use nix::time::{ClockId, clock_gettime};
 
 use super::added_user::AddedUser;
 use super::history::{ByHand, History, Moment};
@@ -17,6 +16,7 @@ use crate::plan::ids::{EnvName, VolumeId, VolumeName};
 use crate::plan::record::{Origin, Record};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Kind, Result, exists};
+use crate::sys::host::clock_ahead;
 use crate::tree::{self, Method, measure, mounts};
 
 /// File systems on which every change of a file sets its change time, even a change through mapped memory.
@@ -39,7 +39,7 @@ impl Moment {
         TELLING.contains(&kind.as_str()).then_some(())?;
         Some(Self {
             time: found.ctime() * 1_000_000_000 + found.ctime_nsec(),
-            ahead: ahead()?,
+            ahead: clock_ahead()?,
             boot: boot_id(),
         })
     }
@@ -47,24 +47,8 @@ impl Moment {
     /// Returns whether later change times can be compared with it: the clock was not set, which a reboot may do too.
     fn is_comparable(&self) -> bool {
         let same = |ahead: i64| ahead.abs_diff(self.ahead) <= INEXACT;
-        !self.boot.is_empty() && self.boot == boot_id() && ahead().is_some_and(same)
+        !self.boot.is_empty() && self.boot == boot_id() && clock_ahead().is_some_and(same)
     }
-}
-
-/// Returns how far the clock that can be set is ahead of the one that cannot, in nanoseconds.
-fn ahead() -> Option<i64> {
-    let read = |clock: ClockId| {
-        let time = clock_gettime(clock).ok()?;
-        Some(time.tv_sec() * 1_000_000_000 + time.tv_nsec())
-    };
-    // Another process may run between two readings, so the quickest of several is the most exact.
-    let readings = (0..8).filter_map(|_| {
-        let before = read(ClockId::CLOCK_BOOTTIME)?;
-        let time = read(ClockId::CLOCK_REALTIME)?;
-        let after = read(ClockId::CLOCK_BOOTTIME)?;
-        Some((after - before, time - before))
-    });
-    readings.min().map(|(_, ahead)| ahead)
 }
 
 /// Returns whether a directory or anything in it changed since, or may have changed.

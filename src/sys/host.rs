@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::sys::error::{Result, ResultExt as _};
@@ -205,6 +206,22 @@ pub(crate) fn space(path: &Path) -> Result<Space> {
 /// Returns the bytes that an ordinary user can still write below `path`.
 pub(crate) fn free_space(path: &Path) -> Result<u64> {
     Ok(space(path)?.free)
+}
+
+/// Returns how far the clock that can be set is ahead of the one that cannot, in nanoseconds.
+pub(crate) fn clock_ahead() -> Option<i64> {
+    let read = |clock: ClockId| {
+        let time = clock_gettime(clock).ok()?;
+        Some(time.tv_sec() * 1_000_000_000 + time.tv_nsec())
+    };
+    // Another process may run between two readings, so the quickest of several is the most exact.
+    let readings = (0..8).filter_map(|_| {
+        let before = read(ClockId::CLOCK_BOOTTIME)?;
+        let time = read(ClockId::CLOCK_REALTIME)?;
+        let after = read(ClockId::CLOCK_BOOTTIME)?;
+        Some((after - before, time - before))
+    });
+    readings.min().map(|(_, ahead)| ahead)
 }
 
 /// Returns an environment variable inside an env, where rockenv replaces another program.

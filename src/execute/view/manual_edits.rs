@@ -19,6 +19,7 @@ use jiff::Timestamp;
 
 use super::{AT, WORK};
 use crate::sys::error::{Result, if_exists};
+use crate::sys::host::clock_ahead;
 
 /// The file that lists the commands.
 pub(super) const COMMANDS: &str = "hand";
@@ -36,37 +37,57 @@ const LIST_MAX: usize = 4 << 20;
 pub(crate) struct ByHand {
     files: Vec<PathBuf>,
     began: i128,
+    /// How far the clock was ahead then; see [`clock_ahead`].
+    ahead: Option<i64>,
 }
 
 impl ByHand {
     /// Records that a command begins.
     pub(crate) fn begin(env: &Path) -> Result<Self> {
-        let began = now();
+        let (began, ahead) = (now(), clock_ahead());
         let mut files = Vec::new();
         for view in entries(&env.join("views"))? {
             let file = view.join(COMMANDS);
             append(&file, format!("{began}\n").as_bytes())?;
             files.push(file);
         }
-        Ok(Self { files, began })
+        Ok(Self {
+            files,
+            began,
+            ahead,
+        })
     }
 
     /// Lists the files that the command changed, and records its end. Without this record the command counts as
     /// running, and all later changes count as its own. The record is left out if the list would become too long.
     pub(crate) fn end(self) -> Result<()> {
+        // Before the clock was set back, files got times up to that much after the end, and afterwards times up to that
+        // much before the beginning.
+        let back = self.set_back();
         for file in &self.files {
-            let ended = now();
+            let (began, ended) = (self.began - back, now() + back);
             let Some(commands) = if_exists(fs::read_to_string(file))? else {
                 continue;
             };
             let mut times = times(&commands);
             times.retain(|(_, end)| *end != i128::MAX);
-            times.push((self.began, ended));
+            times.push((began, ended));
             if list(&Edits::at(times), file, LIST_MAX)? {
+                if back > 0 {
+                    append(file, format!("{began} {ended}\n").as_bytes())?;
+                }
                 append(file, format!("{} {ended}\n", self.began).as_bytes())?;
             }
         }
         Ok(())
+    }
+
+    /// Returns by how much the clock was set back since the beginning, in nanoseconds.
+    fn set_back(&self) -> i128 {
+        let clocks = self.ahead.zip(clock_ahead());
+        let back = clocks.map_or(0, |(then, now)| i128::from(then) - i128::from(now));
+        // Two readings differ a little although no process set the clock.
+        if back > BEHIND { back } else { 0 }
     }
 }
 
@@ -302,6 +323,31 @@ mod tests {
         let command = ByHand::begin(env).unwrap();
         fs::remove_dir_all(env.join("views")).unwrap();
         command.end().unwrap();
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_hides_no_edit() {
+        const HOUR: i64 = 3_600_000_000_000;
+        let directory = tempfile::tempdir().unwrap();
+        let view = directory.path();
+        let (layer, file) = (view.join("layer"), view.join(COMMANDS));
+        fs::create_dir(&layer).unwrap();
+        fs::write(layer.join("step"), "").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(60));
+        let command = ByHand {
+            files: vec![file.clone()],
+            began: now() + i128::from(HOUR),
+            ahead: clock_ahead().map(|ahead| ahead + HOUR),
+        };
+        append(&file, format!("{}\n", command.began).as_bytes()).unwrap();
+        fs::write(layer.join("mine"), "").unwrap();
+        command.end().unwrap();
+        assert_eq!(listed(&layer).unwrap(), [PathBuf::from("mine")].into());
+        let commands = fs::read_to_string(&file).unwrap();
+        assert!(times(&commands).iter().all(|(_, end)| *end != i128::MAX));
+        fs::remove_file(list_of(&layer)).unwrap();
+        assert!(keep(&commands, &layer, &view.join("kept-1")).unwrap());
+        assert!(layer.join("step").exists() && view.join("kept-1/mine").exists());
     }
 
     #[test]
