@@ -33,7 +33,7 @@ const CLEAN: &str = "clean";
 /// Version of rockenv's own data. Newer versions are refused.
 const SCHEMA: u32 = 1;
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
-/// Maximum bytes, and milliseconds, that a step may claim as its cost. Their sums must not overflow.
+/// Maximum bytes, and milliseconds, that a step or the image may claim as its cost. Their sums must not overflow.
 const MAX_COST: u64 = 1 << 50;
 const MAX_LAYERS: usize = 1024;
 
@@ -410,6 +410,9 @@ impl Document {
             return Err(foreign(
                 "the key of its image does not match its description",
             ));
+        }
+        if image.took_ms.is_some_and(|took| took > MAX_COST) {
+            return Err(refused("its image claims an impossible cost".into()));
         }
         let mut keys = BTreeSet::new();
         for step in &self.snapshot.steps {

@@ -347,7 +347,8 @@ fn freed(tags: &[Tag], gone: &BTreeSet<&str>) -> u64 {
         }
     }
     layers.retain(|digest, _| !kept.contains(digest));
-    layers.values().sum()
+    // A registry may declare any size.
+    layers.into_values().fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -421,6 +422,13 @@ mod tests {
         let (names, _) = removed(&tags, &["old"], 25);
         assert_eq!(names, ["i", "recipe-r", "a", "c", "b"]);
         assert_eq!(removed(&tags, &[], 1).0, [""; 0]);
+        let mut tags = tags;
+        for tag in &mut tags {
+            if let Content::Snapshot { layers, .. } = &mut tag.content {
+                layers.values_mut().for_each(|size| *size = u64::MAX);
+            }
+        }
+        assert_eq!(removed(&tags, &[], 10).1.bytes, u64::MAX);
     }
 
     #[test]

@@ -503,6 +503,10 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
         forged.config["rockenv"]["steps"][0]["cost"] = cost;
     };
     refused(&cost, 3, &["a step claims an impossible cost"]);
+    let took = |forged: &mut Forged<'_>| {
+        forged.config["rockenv"]["image"]["took_ms"] = u64::MAX.into();
+    };
+    refused(&took, 3, &["its image claims an impossible cost"]);
     let distribution = |forged: &mut Forged<'_>| {
         forged.config["rockenv"]["image"]["distribution"] = "a\nb".into();
     };
