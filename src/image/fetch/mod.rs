@@ -142,7 +142,13 @@ fn fetch_by(
                     .send()
                     .await
                     .map_err(|error| failed(name, error))?;
-                let total = response.content_length().map_or(0, |length| from + length);
+                // A server without ranges sends everything again.
+                let before = match response.status() {
+                    StatusCode::PARTIAL_CONTENT => from,
+                    _ => 0,
+                };
+                let length = response.content_length();
+                let total = length.map_or(0, |length| before.saturating_add(length));
                 counter.total.store(total, Ordering::Relaxed);
                 Ok(response)
             };

@@ -128,7 +128,21 @@ fn a_server_without_ranges_starts_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(1, |_| ok(b"content"));
     leave_behind("garbage that is longer", dir.path());
-    get(&url, b"content", dir.path()).unwrap();
+    let sha256 = hex::encode(Sha256::digest(b"content"));
+    let (mut totals, cancel) = (Vec::new(), AtomicBool::new(false));
+    let mut progress = |_: u64, total: Option<u64>| totals.push(total);
+    fetch_by(
+        &url,
+        &sha256,
+        100,
+        dir.path(),
+        false,
+        &cancel,
+        &mut progress,
+    )
+    .unwrap();
+    // The progress does not count what was thrown away.
+    assert!(totals.into_iter().flatten().all(|total| total == 7));
 }
 
 #[test]
