@@ -23,6 +23,8 @@ use crate::sys::error::{Result, ResultExt as _};
 const ENTRY: u64 = 64;
 /// More entries than envs can run at once.
 const ENTRIES: u32 = 4096;
+/// Maximum budget. A FIFO has room for this many tokens even if it gets only one page.
+pub(crate) const MOST_JOBS: u32 = 4096;
 /// Mode of the file.
 const ONLY_OWNER: u32 = 0o600;
 /// Offset of the bytes for slots: after every entry.

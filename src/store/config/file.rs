@@ -11,6 +11,7 @@ use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::engine::choose;
+use crate::engine::job_slots::MOST_JOBS;
 use crate::image::certificates;
 use crate::plan::gc::policy::{self, Policy};
 use crate::profile::{self, Origin, Problem, Sources, value};
@@ -216,8 +217,15 @@ impl File {
         if let Some(Err(refused)) = self.http_timeout.as_deref().map(value::duration) {
             bad("http-timeout", &refused.message, "http-timeout = \"60s\"");
         }
-        if self.jobs == Some(0) {
-            bad("jobs", "a step needs at least 1 job", "jobs = 4");
+        if self
+            .jobs
+            .is_some_and(|jobs| !(1..=MOST_JOBS).contains(&jobs))
+        {
+            bad(
+                "jobs",
+                &format!("must be from 1 to {MOST_JOBS}"),
+                "jobs = 4",
+            );
         }
         if let Some(Err(error)) = self.build_user.as_deref().map(super::settings::parse_user) {
             bad("build-user", error.message(), "build-user = \"1000:1000\"");

@@ -10,6 +10,7 @@ use super::file::{self, File};
 use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
 use crate::engine::docker::Contexts;
+use crate::engine::job_slots::MOST_JOBS;
 use crate::image::Logins;
 use crate::image::certificates::{self, Authorities};
 use crate::plan::gc::policy;
@@ -182,12 +183,12 @@ impl Settings {
         let Some(text) = self.set("ROCKENV_JOBS") else {
             return Ok(self.first(|file| file.jobs));
         };
-        match text.parse() {
-            Ok(jobs) if jobs > 0 => Ok(Some(jobs)),
-            _ => {
-                Err(invalid!("ROCKENV_JOBS: `{text}` is not a number above 0")
-                    .help("ROCKENV_JOBS=4"))
-            }
+        match text.parse::<u32>() {
+            Ok(jobs) if (1..=MOST_JOBS).contains(&jobs) => Ok(Some(jobs)),
+            _ => Err(
+                invalid!("ROCKENV_JOBS: `{text}` is not a number from 1 to {MOST_JOBS}")
+                    .help("ROCKENV_JOBS=4"),
+            ),
         }
     }
 

@@ -329,6 +329,7 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
         ("disk-floor = '2'", "disk-floor", 1),
         ("# x\nlog-max = 'much'", "log-max", 2),
         ("jobs = 0", "jobs", 1),
+        ("jobs = 4097", "jobs", 1),
         ("jobs = 1\ntargets = ['gfx1103', 'gfx1130']", "targets", 2),
         ("[gc]\nmin-free = '101%'", "gc.min-free", 2),
         ("[gc]\n\nkeep-at-most = '3'", "gc.keep-at-most", 3),
@@ -363,7 +364,7 @@ fn all_mistakes_are_named_at_once_and_the_rest_counts() {
     fs::write(directory.path().join("rockenv.toml"), current).unwrap();
     let environment = [
         ("XDG_CONFIG_HOME", user.to_str().unwrap()),
-        ("ROCKENV_JOBS", "0"),
+        ("ROCKENV_JOBS", "4097"),
         ("ROCKENV_LOG_MAX", "33"),
         ("ROCKENV_HTTP_TIMEOUT", "60"),
         ("ROCKENV_DISK_FLOOR", "2G"),
