@@ -9,7 +9,7 @@ use crate::plan::gc::{Inventory, Plan, rooted};
 use crate::profile::value;
 use crate::store::inventory::InventoryOptions;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::host::free_space;
+use crate::sys::host::{free_space, space};
 use crate::ui::table::Table;
 use crate::ui::{object, size};
 use crate::up::context::Context;
@@ -39,9 +39,7 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let asked = args.free.as_deref().map(parse_size).transpose()?;
     let policy = Policy::new(&cx.config.gc, args.preset)?;
     let store = cx.store_to_read()?;
-    let disk = nix::sys::statvfs::statvfs(store.root())
-        .map_err(|error| unexpected!("cannot ask for free space").source(error))?;
-    let limits = policy.limits(disk.blocks() * disk.fragment_size());
+    let limits = policy.limits(space(store.root())?.total);
     let options = InventoryOptions {
         caches: true,
         cache_max: policy.cache_max.clone(),

@@ -195,11 +195,12 @@ pub(crate) struct Space {
 pub(crate) fn space(path: &Path) -> Result<Space> {
     let found = nix::sys::statvfs::statvfs(path)
         .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
-    let unit = found.fragment_size();
+    // Some network file systems report more blocks than a number of bytes can count.
+    let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
     Ok(Space {
-        total: found.blocks() * unit,
-        used: found.blocks().saturating_sub(found.blocks_free()) * unit,
-        free: found.blocks_available() * unit,
+        total: bytes(found.blocks()),
+        used: bytes(found.blocks().saturating_sub(found.blocks_free())),
+        free: bytes(found.blocks_available()),
     })
 }
 

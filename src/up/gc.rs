@@ -13,7 +13,7 @@ use crate::store::Store;
 use crate::store::gc_apply::Removal;
 use crate::store::inventory::InventoryOptions;
 use crate::sys::error::Result;
-use crate::sys::host::{Host, free_space};
+use crate::sys::host::{Host, Space, free_space, space};
 use crate::sys::process::Program;
 use crate::ui::size;
 use crate::up::context::Context;
@@ -118,9 +118,8 @@ pub(crate) fn decide(
 /// Returns the free bytes of the file system, including root's reserve: their growth is the space freed, even on a full
 /// disk.
 fn unused(store: &Store) -> Result<u64> {
-    let disk = nix::sys::statvfs::statvfs(store.root())
-        .map_err(|error| unexpected!("cannot ask for free space").source(error))?;
-    Ok(disk.blocks_free() * disk.fragment_size())
+    let Space { total, used, .. } = space(store.root())?;
+    Ok(total - used)
 }
 
 /// When removals for space may stop.
