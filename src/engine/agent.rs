@@ -23,6 +23,7 @@ use nix::unistd::Pid;
 use super::start_command;
 use super::wire::{FromAgent, Reply, Request, Then, ToAgent};
 use crate::sys::error::Result;
+use crate::sys::host::system_text;
 use crate::sys::{frames, signals};
 
 /// How long commands may take to exit after the agent receives SIGTERM.
@@ -402,7 +403,7 @@ fn family(leader: Pid) -> Vec<Pid> {
     let mut others = Vec::new();
     let mut family = Vec::new();
     for entry in fs_err::read_dir("/proc").into_iter().flatten().flatten() {
-        let stat = fs_err::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let stat = system_text(entry.path().join("stat")).unwrap_or_default();
         // The name, in parentheses, may contain anything: `pid (name) state ppid group session ...`.
         let Some((pid, rest)) = stat
             .split_once(" (")
@@ -470,5 +471,27 @@ fn reap(sessions: &mut [Session], after: &dyn Fn(bool) -> Then) -> Result<()> {
                 ));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::process::CommandExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_process_ends_with_its_leader_whatever_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join(OsStr::from_bytes(b"caf\xe9"));
+        fs_err::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        let mut command = std::process::Command::new(&program);
+        let mut child = command.arg0("sleep").arg("60").spawn().unwrap();
+        let leader = Pid::from_raw(child.id().cast_signed());
+        let found = family(leader);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.contains(&leader));
     }
 }

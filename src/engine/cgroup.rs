@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Device;
 use super::hold::PATIENCE;
 use crate::sys::error::{Result, ResultExt as _};
-use crate::sys::host::group_path;
+use crate::sys::host::{group_path, system_text};
 
 /// The slice of all containers if systemd is PID 1.
 pub(crate) const SLICE: &str = "rockenv.slice";
@@ -53,8 +53,8 @@ pub struct Hierarchies {
 
 impl Hierarchies {
     pub fn probe() -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        let own = fs::read_to_string("/proc/self/cgroup")?;
+        let mounts = system_text("/proc/self/mountinfo")?;
+        let own = system_text("/proc/self/cgroup")?;
         let mut found = Self::parse(&mounts, &own);
         if let Some((mount, controllers)) = &mut found.v2 {
             let text = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
@@ -138,8 +138,8 @@ impl Cgroup {
 
     /// Finds the group that a service created for the container `id`, from the process `pid` in it.
     pub(crate) fn of_container(pid: i64, id: &str) -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        let mounts = system_text("/proc/self/mountinfo")?;
+        let theirs = system_text(format!("/proc/{pid}/cgroup"))?;
         let found = Hierarchies::parse(&mounts, &theirs);
         let mut directories = found.v1;
         if let Some((mount, _)) = found.v2 {
@@ -173,7 +173,7 @@ impl Cgroup {
 
     /// Returns whether every directory is below a mounted hierarchy and is named like a single container's group.
     fn lie_in_hierarchies(&self, of_one: impl Fn(&str) -> bool) -> bool {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = system_text("/proc/self/mountinfo").unwrap_or_default();
         let found = Hierarchies::parse(&mounts, "");
         let tops = found.v1.into_iter().map(|(_, mount)| mount);
         let tops: Vec<PathBuf> = tops.chain(found.v2.map(|(mount, _)| mount)).collect();

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::account::path_in_file;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::host::system_text;
 use crate::sys::shell::quoted_path;
 use crate::tree::file;
 
@@ -147,7 +148,7 @@ impl Authorities {
 
 /// Returns the machine's own list.
 fn host() -> Option<String> {
-    let read = |place| fs::read_to_string(Path::new("/").join(place)).ok();
+    let read = |place| system_text(Path::new("/").join(place)).ok();
     let mut found = PLACES.into_iter().filter_map(read);
     found.find_map(|text| Some(certificates(&text)).filter(|pem| !pem.is_empty()))
 }

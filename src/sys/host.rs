@@ -119,7 +119,7 @@ pub(crate) fn memory_groups() -> Vec<PathBuf> {
 }
 
 fn own_memory_limits() -> Vec<PathBuf> {
-    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let text = |path: &str| system_text(path).unwrap_or_default();
     memory_limits(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
 }
 
@@ -225,6 +225,11 @@ pub(crate) fn clock_ahead() -> Option<i64> {
     readings.min().map(|(_, ahead)| ahead)
 }
 
+/// Reads a text of the system. Names in it, such as those of mount points, processes and users, may be in any encoding.
+pub(crate) fn system_text(path: impl AsRef<Path>) -> std::io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path.as_ref())?).into_owned())
+}
+
 /// Returns an environment variable inside an env, where rockenv replaces another program.
 pub(crate) fn inherited(name: &str) -> Option<std::ffi::OsString> {
     std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
@@ -286,5 +291,12 @@ mod tests {
         let expected = ["/sys/fs/cgroup/y/memory.max", "/sys/fs/cgroup/memory.max"];
         assert_eq!(files, expected.map(PathBuf::from));
         assert!(memory_limits("", "").is_empty());
+        // The name of another mount point does not matter.
+        let table = tempfile::NamedTempFile::new().unwrap();
+        let other = b"29 24 0:25 / /media/caf\xe9 rw - ext4 /dev/a rw\n";
+        fs::write(table.path(), [&other[..], mounts.as_bytes()].concat()).unwrap();
+        let mounts = system_text(table.path()).unwrap();
+        let files = memory_limits("0::/docker/x/y\n", &mounts);
+        assert_eq!(files, expected.map(PathBuf::from));
     }
 }

@@ -7,9 +7,8 @@ pub(crate) mod rights;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use fs_err as fs;
-
 use crate::sys::error::Result;
+use crate::sys::host::system_text;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use place::{Existing, FilePlace, make_directories, mode_and_owner, resolved};
@@ -83,7 +82,7 @@ pub(crate) fn invoking_user(
 
 /// Returns a user's line of `/etc/passwd`. Reads the file directly, because a static binary has no NSS.
 fn passwd_line(uid: u32) -> Option<String> {
-    let text = fs::read_to_string("/etc/passwd").ok()?;
+    let text = system_text("/etc/passwd").ok()?;
     text.lines()
         .find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid))
         .map(str::to_owned)
@@ -116,7 +115,7 @@ pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBu
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let line = passwd_line(uid).unwrap_or_default();
     let name = line.split(':').next().unwrap_or_default();
-    let text = fs::read_to_string("/etc/group").unwrap_or_default();
+    let text = system_text("/etc/group").unwrap_or_default();
     let mut groups = vec![gid];
     groups.extend(members(&text, name));
     groups
