@@ -3,6 +3,7 @@
 //! Precedence: flags, `ROCKENV_*`, `./rockenv.toml` if `trust` allows it, the user's `rockenv/config.toml`,
 //! `/etc/rockenv/config.toml`.
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -133,10 +134,9 @@ impl Config {
     /// Reads the environment and the files, once. Returns the valid settings, and an error for everything that is
     /// invalid.
     pub fn read() -> Result<(Self, Vec<Error>)> {
-        let environment: BTreeMap<String, String> = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .collect();
-        let (mut config, errors) = Self::of(environment, std::env::current_dir().ok().as_deref())?;
+        let (environment, mut errors) = readable(std::env::vars_os());
+        let (mut config, invalid) = Self::of(environment, std::env::current_dir().ok().as_deref())?;
+        errors.extend(invalid);
         let words: Vec<String> = std::env::args_os()
             .skip(1)
             .map(|word| quoted(&word.to_string_lossy()).into_owned())
@@ -213,6 +213,27 @@ impl Config {
     pub fn host_variable(&self, name: &str) -> Option<&str> {
         self.environment.get(name).map(String::as_str)
     }
+}
+
+/// Returns the variables that are UTF-8, and an error for each of rockenv's own that is not: without it, another store
+/// or key would apply.
+fn readable(
+    variables: impl Iterator<Item = (OsString, OsString)>,
+) -> (BTreeMap<String, String>, Vec<Error>) {
+    let (mut found, mut errors) = (BTreeMap::new(), Vec::new());
+    for (name, value) in variables {
+        match (name.into_string(), value.into_string()) {
+            (Ok(name), Ok(value)) => {
+                found.insert(name, value);
+            }
+            (Ok(name), Err(_)) if name.starts_with("ROCKENV_") => {
+                let error = invalid!("{name}: the value is not UTF-8");
+                errors.push(error.help(format!("unset {name}")));
+            }
+            _ => {}
+        }
+    }
+    (found, errors)
 }
 
 fn valid<T>(read: Result<T>, errors: &mut Vec<Error>) -> Option<T> {

@@ -10,7 +10,8 @@ fn the_documentation_names_every_variable() {
         .flat_map(|(names, _)| names.split(", "))
         .collect();
     let is_name = |text: &&str| {
-        text.len() > 1 && (text.bytes()).all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+        let is_word = (text.bytes()).all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        text.len() > 1 && is_word && *text != "ROCKENV_"
     };
     let texts = [
         include_str!("../config.rs"),
@@ -25,6 +26,21 @@ fn the_documentation_names_every_variable() {
     for name in named.chain([trust::VARIABLE, trust::DIGEST_VARIABLE]) {
         assert!(known.contains(&name), "{name}");
     }
+}
+
+#[test]
+fn a_variable_of_rockenv_is_used_or_refused() {
+    use std::os::unix::ffi::OsStringExt as _;
+    let given = [
+        ("ROCKENV_HOME", &b"/caf\xe9"[..]),
+        ("LS_COLORS", b"\xe9"),
+        ("A", b"b"),
+    ];
+    let given = given.map(|(name, value)| (name.into(), OsString::from_vec(value.to_vec())));
+    let (found, errors) = readable(given.into_iter());
+    assert_eq!(found, BTreeMap::from([("A".to_owned(), "b".to_owned())]));
+    let said: Vec<&str> = errors.iter().map(Error::message).collect();
+    assert_eq!(said, ["ROCKENV_HOME: the value is not UTF-8"]);
 }
 
 fn of(environment: BTreeMap<String, String>, working: &Path) -> Result<Config> {
