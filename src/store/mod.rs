@@ -212,6 +212,11 @@ impl Store {
     }
 
     fn create(root: &Path) -> Result<Self> {
+        // Container engines and rockenv's own processes get paths as text.
+        if root.to_str().is_none() {
+            let shown = crate::ui::text::path(root);
+            return Err(usage!("the store's path `{shown}` is not UTF-8").help(OTHER_HOME));
+        }
         if !root.exists() {
             fs::create_dir_all(root).map_err(|error| named_path(root)(error).help(OTHER_HOME))?;
             // Set the mode regardless of the umask.
@@ -448,5 +453,16 @@ mod tests {
         store.record(&name).unwrap_err();
         assert!(check::is_busy(&env.join("gone")));
         assert!(!check::is_busy(&env.join("none")));
+    }
+
+    #[test]
+    fn a_store_has_a_path_that_engines_accept() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let name = std::ffi::OsStr::from_bytes(b"caf\xe9");
+        let root = directory.path().join(name);
+        let error = Store::open(&root).unwrap_err();
+        assert_has!(error.message(), r"caf\xe9` is not UTF-8");
+        assert!(!root.exists());
     }
 }
