@@ -19,6 +19,7 @@ use crate::matrix::{Cell, cells, gitlab};
 use crate::share::Repository;
 use crate::sys::error::Result;
 use crate::sys::host::Host;
+use crate::sys::shell::quoted;
 use crate::ui::text::escape_json;
 use crate::up::context::Context;
 use crate::up::matrix::jobs::{self, PipelineRequest};
@@ -214,11 +215,8 @@ fn check_home(cx: &Context, call: &Call) -> Result<()> {
         _ => return Ok(()),
     };
     let setup = format!("export ROCKENV_HOME={}", quote(&home));
-    let help = match setup.contains('\'') {
-        true => format!("--setup \"{setup}\" names the jobs' store"),
-        false => format!("--setup '{setup}' names the jobs' store"),
-    };
-    Err(usage!("`--home` names the store of this machine, which these jobs do not see").help(help))
+    let error = usage!("`--home` names the store of this machine, which these jobs do not see");
+    Err(error.help(format!("--setup {} names the jobs' store", quoted(&setup))))
 }
 
 impl JsonArgs {

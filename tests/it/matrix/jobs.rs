@@ -70,7 +70,7 @@ fn jobs_of_ci_are_one_line_of_json() {
 fn jobs_use_the_store_and_the_registry_that_are_named() {
     let store = TestStore::new();
     steps(&store, STEPS);
-    let home = store.work().join("my store");
+    let home = store.work().join("my $store");
     let home = home.to_str().unwrap();
     let write = |more: &[&str], form: &[&str]| {
         let which = ["--profile", store.env(), "gfx1103"];
@@ -81,7 +81,8 @@ fn jobs_use_the_store_and_the_registry_that_are_named() {
         slurm.contains(&format!("rockenv --home '{home}' -v up ")),
         "{slurm}"
     );
-    let setup = format!("--setup \"export ROCKENV_HOME='{home}'\"");
+    let setup = format!("export ROCKENV_HOME='{home}'");
+    let setup = format!("--setup {} names", shlex::try_quote(&setup).unwrap());
     let kubernetes = ["kubernetes", "--image", "i", "--claim", "c"];
     for form in [&["github"][..], &["gitlab"], &kubernetes] {
         write(&["--home", home], form)
