@@ -11,6 +11,7 @@ use crate::image::recipe::Pacstrap;
 use crate::image::{BuildContext, BuildProgress, WORK};
 use crate::sys::error::Result;
 use crate::sys::process::{Event, Program};
+use crate::sys::shell::quoted_path;
 
 const HOST_KEYS: &str = "/etc/pacman.d/gnupg";
 const HOST_MIRRORS: &str = "/etc/pacman.d/mirrorlist";
@@ -166,7 +167,7 @@ impl Server {
         }
         if let Some(list) = authorities {
             // pacman itself uses only the machine's list.
-            let list = list.display();
+            let list = quoted_path(list);
             lines.push(format!(
                 "XferCommand = /usr/bin/curl --silent --show-error --fail --location --cacert {list} --output %o %u"
             ));
@@ -201,7 +202,8 @@ mod tests {
                 panic!()
             };
             let server = Server::choose(&table, cx, Path::new("/nonexistent"))?;
-            Ok(server.config(&table, Path::new("/keys"), None))
+            let list = Path::new("/my store/list");
+            Ok(server.config(&table, Path::new("/keys"), Some(list)))
         })
     }
 
@@ -210,7 +212,11 @@ mod tests {
         let config = choose("", &[("arch", "https://m.invalid/arch/")]).unwrap();
         assert_has!(
             config,
-            "SigLevel = Required DatabaseOptional\nGPGDir = /keys\nArchitecture = auto\n[core]\n"
+            "SigLevel = Required DatabaseOptional\nGPGDir = /keys\nArchitecture = auto\n"
+        );
+        assert_has!(
+            config,
+            " --cacert '/my store/list' --output %o %u\n[core]\n"
         );
         assert!(config.contains("Server = https://m.invalid/arch/$repo/os/$arch\n[extra]\n"));
         let never = ("arch-signatures", "never");
