@@ -60,7 +60,7 @@ pub(crate) fn with(table: &[u8], line: &str) -> Vec<u8> {
 pub(crate) fn mounts(table: &[u8], at: &Path) -> bool {
     let at = escape(at);
     String::from_utf8_lossy(table).lines().any(|line| {
-        let mut fields = line.split_whitespace();
+        let mut fields = line.split([' ', '\t']).filter(|field| !field.is_empty());
         let comment = fields.next().is_none_or(|first| first.starts_with('#'));
         !comment && fields.next() == Some(at.as_str())
     })
@@ -139,6 +139,9 @@ mod tests {
             assert!(!mounts(table, Path::new("/srv/my store")));
         }
         assert!(!mounts(b"# /a /b btrfs\n", Path::new("/b")));
+        // Only blanks and tabs separate fields.
+        let (table, at) = ("\t/a  /b\u{a0}c btrfs\n", Path::new("/b\u{a0}c"));
+        assert!(mounts(table.as_bytes(), at) && !mounts(table.as_bytes(), Path::new("/b")));
     }
 
     #[test]
