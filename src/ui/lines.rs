@@ -75,6 +75,9 @@ impl Lines {
         if !(overwritten && self.line.is_empty()) {
             let mut text = clean(&self.line);
             if self.cut {
+                // The limit may be inside a character.
+                let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+                text.to_mut().truncate(whole);
                 text.to_mut().push('…');
             }
             each(Line {
@@ -213,6 +216,10 @@ mod tests {
             assert!(line.text.ends_with("x…"));
         });
         assert_eq!(length, LINE_MAX + '…'.len_utf8());
+        let mut last = String::new();
+        let text = format!("x{}\n", "é".repeat(LINE_MAX));
+        lines.push(text.as_bytes(), |line| last = line.text.to_owned());
+        assert!(last.ends_with("é…"), "{last}");
     }
 
     proptest! {
