@@ -134,25 +134,26 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Returns the file's content with the line added; `None` if the file already has the name or the id.
-    pub(crate) fn added_to(&self, text: &str) -> Option<String> {
-        let is_known = text.lines().any(|line| {
+    /// Returns the file's content with the line added; `None` if the file already has the name or the id. Full names in
+    /// it may be in any encoding.
+    pub(crate) fn added_to(&self, text: &[u8]) -> Option<Vec<u8>> {
+        let is_known = String::from_utf8_lossy(text).lines().any(|line| {
             let mut fields = line.split(':');
             fields.next() == Some(&*self.name)
                 || fields.nth(1).and_then(|id| id.parse().ok()) == Some(self.number)
         });
-        let end = match text.is_empty() || text.ends_with('\n') {
-            true => "",
-            false => "\n",
+        let end: &[u8] = match text.is_empty() || text.ends_with(b"\n") {
+            true => b"",
+            false => b"\n",
         };
-        (!is_known).then(|| format!("{text}{end}{}\n", self.line))
+        (!is_known).then(|| [text, end, self.line.as_bytes(), b"\n"].concat())
     }
 }
 
 /// Adds a line to an account file unless its name or id exists; replaces the file atomically.
 fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
     let file = account.file;
-    let mut text = String::new();
+    let mut text = Vec::new();
     let mut mode = Mode::from_bits_truncate(0o644);
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
     match beneath::open_by(etc, file, flags, beneath::BELOW) {
@@ -168,7 +169,7 @@ fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
             mode = Mode::from_bits_truncate(status.st_mode & 0o7777);
             fs_err::File::from_parts(fd.into(), file)
                 .take(MAX_ACCOUNT_FILE)
-                .read_to_string(&mut text)?;
+                .read_to_end(&mut text)?;
         }
         Err(nix::Error::ENOENT) => {}
         Err(error) => {
@@ -191,7 +192,7 @@ fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
     fchown(&fd, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)))?;
     fchmod(&fd, mode)?;
     fs_err::File::from_parts(fd.into(), file)
-        .write_all(text.as_bytes())
+        .write_all(&text)
         .context(|| format!("cannot write `/etc/{file}` of the image"))?;
     nix::fcntl::renameat(etc, temporary.as_str(), etc, file)
         .context(|| format!("cannot replace `/etc/{file}` of the image"))
@@ -214,12 +215,14 @@ mod tests {
     fn the_user_is_added_once() {
         let tree = tree();
         let user = BuildUser::new(1000, 1000);
+        let passwd = tree.path().join("etc/passwd");
+        // A full name in Latin-1.
+        let before = b"root:x:0:0:J\xfcrgen:/root:/bin/sh";
+        fs::write(&passwd, before).unwrap();
         user.ensure(tree.path()).unwrap();
         user.ensure(tree.path()).unwrap();
-        assert_eq!(
-            fs::read_to_string(tree.path().join("etc/passwd")).unwrap(),
-            "root:x:0:0::/root:/bin/sh\nbuilder:x:1000:1000::/home/builder:/bin/sh\n"
-        );
+        let added = b"\nbuilder:x:1000:1000::/home/builder:/bin/sh\n";
+        assert_eq!(fs::read(&passwd).unwrap(), [&before[..], added].concat());
         assert!(tree.path().join("home/builder").is_dir());
     }
 

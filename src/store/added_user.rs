@@ -151,7 +151,7 @@ impl<'a> AddedUser<'a> {
         {
             return Ok(false);
         }
-        let read = |root: &Path| fs::read_to_string(root.join(path));
+        let read = |root: &Path| fs::read(root.join(path));
         let (Ok(here), Ok(below)) = (read(self.tree), read(root)) else {
             return Ok(false);
         };
@@ -175,7 +175,7 @@ mod tests {
         let user = BuildUser::new(1000, 1000);
         let [_, passwd] = user.accounts();
         for (length, is_ours) in [(1, true), (1 << 20, false)] {
-            let before = "#".repeat(length) + "\n";
+            let before = format!("{}\n", "#".repeat(length)).into_bytes();
             let after = passwd.added_to(&before).unwrap();
             for (root, text) in [(&tree, after), (&below, before)] {
                 fs::create_dir_all(root.join(ETC)).unwrap();
