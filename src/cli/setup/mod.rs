@@ -9,15 +9,16 @@ pub(crate) mod store_image;
 pub(crate) mod timer;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::sys::process::Program;
 
 /// The features that need tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Feature {
     /// Run steps under systemd-nspawn
@@ -108,153 +109,28 @@ impl Manager {
 }
 
 /// A tool that the host should have.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Tool {
     /// Program in the system's directories, or a label if `files` is set.
     pub name: &'static str,
     /// For tools that are no program: any of these files proves that the tool is installed.
-    pub files: &'static [&'static str],
+    #[serde(default)]
+    pub files: Vec<PathBuf>,
     /// Features that need it.
-    pub features: &'static [Feature],
+    pub features: Vec<Feature>,
     /// Purpose, as the rest of "needed to".
     pub why: &'static str,
     /// Without the tool only a part of the feature fails.
+    #[serde(default)]
     pub optional: bool,
     /// Package for apt, pacman, dnf and zypper, or one name for all of them; `-` if a distribution has no package.
     packages: &'static str,
 }
 
-pub(crate) const TOOLS: &[Tool] = {
-    use Feature::{Btrfs, Images, Nspawn, Pacman, Sources, Tests};
-    const fn program(
-        name: &'static str,
-        features: &'static [Feature],
-        why: &'static str,
-        packages: &'static str,
-    ) -> Tool {
-        Tool {
-            name,
-            files: &[],
-            features,
-            why,
-            optional: false,
-            packages,
-        }
-    }
-    &[
-        program(
-            "systemd-nspawn",
-            &[Nspawn, Tests],
-            "run each step in a container",
-            "systemd-container systemd systemd-container systemd-container",
-        ),
-        program(
-            "unshare",
-            &[Nspawn, Images, Tests],
-            "isolate image builders",
-            "util-linux",
-        ),
-        program(
-            "mmdebstrap",
-            &[Images, Tests],
-            "build Debian and Ubuntu images",
-            "mmdebstrap - - -",
-        ),
-        program(
-            "gpg",
-            &[Images, Tests],
-            "find the key that signed an archive",
-            "gpg gnupg gnupg2 gpg2",
-        ),
-        Tool {
-            name: "Debian archive keys",
-            files: &[
-                "/usr/share/keyrings/debian-archive-keyring.gpg",
-                "/usr/share/keyrings/debian-archive-keyring.pgp",
-            ],
-            features: &[Images, Tests],
-            why: "verify Debian images",
-            optional: true,
-            packages: "debian-archive-keyring debian-archive-keyring debian-keyring -",
-        },
-        Tool {
-            name: "Ubuntu archive keys",
-            files: &[
-                "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
-                "/usr/share/keyrings/ubuntu-archive-keyring.pgp",
-            ],
-            features: &[Images],
-            why: "verify Ubuntu images",
-            optional: true,
-            packages: "ubuntu-keyring ubuntu-keyring ubu-keyring -",
-        },
-        Tool {
-            name: "CA certificates",
-            files: &[
-                "/etc/ssl/certs/ca-certificates.crt",
-                "/etc/pki/tls/certs/ca-bundle.crt",
-                "/etc/ssl/ca-bundle.pem",
-            ],
-            features: &[Images, Sources, Tests],
-            why: "fetch over https",
-            optional: false,
-            packages: "ca-certificates",
-        },
-        program("git", &[Sources, Tests], "clone sources", "git"),
-        program(
-            "pacstrap",
-            &[Pacman, Tests],
-            "build Arch images",
-            "arch-install-scripts",
-        ),
-        program(
-            "pacman-key",
-            &[Pacman, Tests],
-            "verify Arch packages",
-            "pacman-package-manager pacman pacman pacman",
-        ),
-        Tool {
-            name: "Arch package keys",
-            files: &[
-                "/usr/share/pacman/keyrings/archlinux.gpg",
-                "/usr/share/keyrings/archlinux.gpg",
-            ],
-            features: &[Pacman],
-            why: "verify Arch images",
-            optional: true,
-            packages: "archlinux-keyring archlinux-keyring archlinux-keyring -",
-        },
-        program(
-            "makepkg",
-            &[Tests],
-            "build packages for a test repository",
-            "makepkg pacman pacman pacman",
-        ),
-        program(
-            "mkfs.btrfs",
-            &[Btrfs, Tests],
-            "make a btrfs store",
-            "btrfs-progs btrfs-progs btrfs-progs btrfsprogs",
-        ),
-        program("mkfs.ext4", &[Tests], "test on ext4", "e2fsprogs"),
-        program("mkfs.xfs", &[Tests], "test on xfs", "xfsprogs"),
-        program("setfattr", &[Tests], "test extended attributes", "attr"),
-        program("setfacl", &[Tests], "test access lists", "acl"),
-        program(
-            "setcap",
-            &[Tests],
-            "test capabilities",
-            "libcap2-bin libcap libcap libcap-progs",
-        ),
-        program(
-            "ninja",
-            &[Tests],
-            "test that a build finds nothing to do",
-            "ninja-build ninja ninja-build ninja",
-        ),
-        program("cc", &[Tests], "build test programs", "gcc"),
-    ]
-};
+/// All tools, in the order in which `setup` and `doctor` name them.
+pub(crate) static TOOLS: LazyLock<Vec<Tool>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("tools.json")).expect("tools.json"));
 
 impl Tool {
     /// Returns whether the tool is installed.
@@ -262,7 +138,7 @@ impl Tool {
         if self.files.is_empty() {
             return Program::find(self.name, self.why).is_ok();
         }
-        self.files.iter().any(|path| Path::new(path).exists())
+        self.files.iter().any(|path| path.exists())
     }
 
     pub(crate) fn package(&self, manager: Manager) -> Option<&'static str> {
