@@ -1,7 +1,5 @@
 //! Owns `ls`.
 
-use clap::Args;
-
 use crate::plan::ids::EnvName;
 use crate::plan::record::{INTERRUPTED, Record, StepRecord};
 use crate::store::{Store, lock};
@@ -11,10 +9,7 @@ use crate::ui::{object, size};
 use crate::up::context::Context;
 use crate::up::stop_and_lock::holder;
 
-#[derive(Debug, Args)]
-pub struct LsArgs {}
-
-pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
+pub(crate) fn ls(cx: &Context) -> Result<()> {
     let mut rows = Vec::new();
     let store = Store::open_existing(&cx.config.home)?;
     if let Some(store) = &store {

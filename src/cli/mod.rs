@@ -109,7 +109,7 @@ pub enum Command {
     Rm(rm::RmArgs),
     #[command(visible_alias = "list")]
     /// List envs
-    Ls(ls::LsArgs),
+    Ls,
     /// Show an env: its steps, snapshots, image and age
     Status(status::StatusArgs),
     #[command(visible_alias = "enter")]
@@ -171,7 +171,7 @@ pub enum Command {
     /// Install what the host needs
     Setup(setup::command::SetupArgs),
     /// Check what this machine supports and what is missing
-    Doctor(doctor::command::DoctorArgs),
+    Doctor,
     /// Check the store, and repair it
     Fsck(fsck::FsckArgs),
     /// Print a completion script

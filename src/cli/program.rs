@@ -53,7 +53,7 @@ pub(crate) fn run() -> ExitCode {
     let mut ui = Ui::new(settings(&cli.global, None));
     let result = Config::read().and_then(|(mut config, mut invalid)| {
         // `doctor` reports on the machine even with an invalid configuration.
-        if !matches!(cli.command, Command::Doctor(_))
+        if !matches!(cli.command, Command::Doctor)
             && let Some(last) = invalid.pop()
         {
             invalid.iter().for_each(|error| ui.error(error));

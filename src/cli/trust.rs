@@ -129,7 +129,7 @@ pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
         | Command::Verify(_) => true,
         Command::Down(_)
         | Command::Rm(_)
-        | Command::Ls(_)
+        | Command::Ls
         | Command::Status(_)
         | Command::Shell(_)
         | Command::Exec(_)
@@ -148,7 +148,7 @@ pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
         | Command::Export(_)
         | Command::Import(_)
         | Command::Setup(_)
-        | Command::Doctor(_)
+        | Command::Doctor
         | Command::Fsck(_) => false,
     };
     let Some(notice) = cx.config.current.notice() else {

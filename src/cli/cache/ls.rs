@@ -1,14 +1,9 @@
 //! Owns `cache ls`.
 
-use clap::Args;
-
 use crate::plan::gc::policy::Policy;
 use crate::sys::error::Result;
 use crate::ui::{object, size};
 use crate::up::context::Context;
-
-#[derive(Debug, Args)]
-pub struct LsArgs {}
 
 pub(super) fn ls(cx: &Context) -> Result<()> {
     let policy = Policy::new(&cx.config.gc, None)?;

@@ -13,7 +13,7 @@ use crate::up::context::Context;
 pub enum CacheCommand {
     /// List caches and what they hold
     #[command(visible_alias = "list")]
-    Ls(ls::LsArgs),
+    Ls,
     /// Empty caches; steps fill them again
     Clear(clear::ClearArgs),
     /// Remove old snapshots from a registry
@@ -22,7 +22,7 @@ pub enum CacheCommand {
 
 pub(crate) fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
     match command {
-        CacheCommand::Ls(_) => ls::ls(cx),
+        CacheCommand::Ls => ls::ls(cx),
         CacheCommand::Clear(args) => clear::clear(cx, args),
         CacheCommand::Prune(args) => prune::prune(cx, args),
     }

@@ -1,7 +1,5 @@
 //! Owns `doctor`.
 
-use clap::Args;
-
 use crate::cli::code_of;
 use crate::cli::doctor::{CheckState, Facts, abilities, examine, is_fit};
 use crate::sys::error::{Kind, Result};
@@ -10,11 +8,8 @@ use crate::ui::table::Table;
 use crate::ui::{Tone, object};
 use crate::up::context::Context;
 
-#[derive(Debug, Args)]
-pub struct DoctorArgs {}
-
 /// Reports what this machine supports; returns the exit code.
-pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
+pub(crate) fn doctor(cx: &Context) -> Result<u8> {
     let host = Host::probe()?;
     let facts = Facts::probe(&host, &cx.config, cx.gpus());
     let sections = examine(&facts);
