@@ -35,6 +35,7 @@ use crate::sys::name::StepName;
 /// Version of the format. Others are refused.
 pub(crate) const VERSION: u32 = 2;
 
+/// A field that is `None` has no key in the file: TOML has no null.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Lockfile {
@@ -47,7 +48,6 @@ pub struct Lockfile {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machine_targets: Vec<String>,
     /// Variant of the profile, if it has any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// Starting point.
     pub from: String,
@@ -124,13 +124,11 @@ pub struct LockedImage {
     pub key: ImageKey,
     pub digest: String,
     /// Digest of the container image's manifest, with `sha256:`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<String>,
     /// Environment variables of the container image.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     /// Time of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// Timestamp for files made by the build, in seconds since 1970.
     pub source_date: i64,
@@ -187,16 +185,12 @@ pub(crate) fn packages(list: &[Package]) -> BTreeMap<String, String> {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LockedSource {
     /// Repository that the profile names; `None` for a local directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub git: Option<String>,
     /// Commit, tag or branch that the profile names.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rev: Option<String>,
     /// The commit; `None` for a directory that is not a repository.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// Digest of the content, without a commit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
     /// Commits of submodules, by path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -219,7 +213,6 @@ impl LockedSource {
 #[serde(deny_unknown_fields)]
 pub struct Fetched {
     /// Its origin; `None` for a user's file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     pub sha256: String,
 }
@@ -270,7 +263,6 @@ pub struct LockedStep {
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub pins: Pins,
     /// TheRock's fingerprints that it left for later keys, if it had run when the lock file was written.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prints: Option<LockedFingerprints>,
     /// `pins` and `prints` come from a snapshot built on another build's files, as `--allow-incremental` permits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -323,7 +315,6 @@ pub struct Observed {
     /// Release of the kernel.
     pub kernel: String,
     /// Version of the GPU driver, if it is separate from the kernel.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amdgpu: Option<String>,
 }
 
