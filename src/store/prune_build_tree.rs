@@ -71,9 +71,7 @@ impl Store {
         inventory.projects = projects;
         Ok(())
     }
-}
 
-impl Store {
     /// Moves the files of a sub-project that `+expunge` removes to the trash.
     pub(super) fn take_project(&self, volume: &VolumeId, project: &Path) -> Result<()> {
         let top = self.volume_dir(volume);

@@ -345,7 +345,8 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     run.with.store.load_ballast()?;
     lock_env::record(run, &mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
-    let before = blocked_before(run, &resolved, &env, &plan)?;
+    let (store, spec) = (run.with.store, &resolved.spec);
+    let before = BlockedResults::of(store, spec, &plan, env.record(), env.name())?.all;
     let ended = match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
         ExecutionProgress::Changed(Some(step)) => return Ok(Attempt::Known(step)),
         ExecutionProgress::Changed(None) => return Ok(Attempt::Stale),
@@ -408,19 +409,8 @@ fn nothing_to_do(
     Ok(blocked)
 }
 
-/// Returns the results whose places hold other files before the plan runs.
-fn blocked_before(
-    run: &Run<'_>,
-    resolved: &Resolved<'_>,
-    env: &LockedEnv<'_>,
-    plan: &Plan,
-) -> Result<Vec<BlockedResult>> {
-    let (store, spec) = (run.with.store, &resolved.spec);
-    Ok(BlockedResults::of(store, spec, plan, env.record(), env.name())?.all)
-}
-
-/// Returns the same for the env's layer. A file in `before` may pass for the result now, because no record tells which
-/// build left it, so these are checked again.
+/// Returns the results of the env's layer whose places hold other files. A file in `before` may pass for the result now,
+/// because no record tells which build left it, so these are checked again.
 fn blocked_at_end(
     run: &Run<'_>,
     spec: &Spec,

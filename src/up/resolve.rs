@@ -288,21 +288,7 @@ impl<'a> Gathered<'a> {
             self.inputs.prints.insert(step.key.clone(), prints);
         }
     }
-}
 
-/// Reads the fingerprint of a whole source on first use, once.
-pub(crate) fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> Result<String> {
-    let known = OnceCell::new();
-    move |path| {
-        if let Some(known) = known.get() {
-            return Ok(String::clone(known));
-        }
-        let print = read(path)?;
-        Ok(known.get_or_init(|| print).clone())
-    }
-}
-
-impl Gathered<'_> {
     /// Refuses a source that differs from the lock file.
     pub(crate) fn compare(
         &self,
@@ -321,6 +307,18 @@ impl Gathered<'_> {
             Some((difference, help)) => Err(locked.drift(&[difference]).help_if(help)),
             None => Ok(()),
         }
+    }
+}
+
+/// Reads the fingerprint of a whole source on first use, once.
+pub(crate) fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> Result<String> {
+    let known = OnceCell::new();
+    move |path| {
+        if let Some(known) = known.get() {
+            return Ok(String::clone(known));
+        }
+        let print = read(path)?;
+        Ok(known.get_or_init(|| print).clone())
     }
 }
 

@@ -177,9 +177,7 @@ impl Selection {
             own: true,
         })
     }
-}
 
-impl Selection {
     /// Replaces the parameters, and updates what depends on them.
     pub(crate) fn use_params(
         &mut self,

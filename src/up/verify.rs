@@ -83,10 +83,8 @@ impl<'a> Rebuild<'a> {
         let up = env.known_record()?.up_command();
         let files = copy_files(cx, &spec, &steps, &up)?;
         let hooks = read_hooks(&with, &spec, &steps, &up)?;
-        let gpu = match steps.iter().find(|step| step.gpu) {
-            Some(step) => Some(grant(cx, &spec, step)?),
-            None => None,
-        };
+        let gpu = steps.iter().find(|step| step.gpu);
+        let gpu = gpu.map(|step| grant(cx, &spec, step)).transpose()?;
         let locked = store.locked_text(&spec)?;
         let locked = locked
             .map(|text| lockfile::parse(&text, "the env's lock file"))

@@ -22,10 +22,11 @@ impl ServiceFacts {
     pub(super) fn probe(sockets: &Sockets) -> Vec<Self> {
         let ask = |engine| {
             let found = service_at(engine, sockets);
+            let is_installed = || Program::find(program(engine), "containers").is_ok();
             let problem = |error| super::probe::problem(error, "rockenv doctor");
             Self {
                 engine,
-                installed: found.is_ok() || is_installed(engine),
+                installed: found.is_ok() || is_installed(),
                 problem: found.as_ref().err().map(problem),
                 version: found.ok().map(|service| service.version),
             }
@@ -40,10 +41,6 @@ fn program(engine: Engine) -> &'static str {
         Engine::Podman => "podman",
         Engine::Nspawn => "systemd-nspawn",
     }
-}
-
-fn is_installed(engine: Engine) -> bool {
-    Program::find(program(engine), "containers").is_ok()
 }
 
 /// Returns the checks for services. Only the service of the engine for new envs is required.

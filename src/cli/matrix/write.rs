@@ -6,12 +6,11 @@ use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Subcommand};
 use fs_err as fs;
-use serde::Serialize;
 
 use super::Which;
 use crate::image::fetch;
 use crate::matrix::github::{self, Action};
-use crate::matrix::jobs::{Job, NEEDED, Runners, Shard, hosted, take_option};
+use crate::matrix::jobs::{NEEDED, Runners, Shard, hosted, take_option};
 use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
 use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, quote, whole, words};
 use crate::matrix::slurm::{self, Site};
@@ -20,6 +19,7 @@ use crate::share::Repository;
 use crate::sys::error::Result;
 use crate::sys::host::Host;
 use crate::sys::shell::quoted;
+use crate::ui::object;
 use crate::ui::text::escape_json;
 use crate::up::context::Context;
 use crate::up::matrix::jobs::{self, PipelineRequest};
@@ -224,11 +224,7 @@ impl JsonArgs {
     fn line(&self, cx: &Context) -> Result<String> {
         let runners = runners(self.runners.as_deref(), Runners::default)?;
         let include = jobs::without_plans(cx, &self.part.cells()?, &runners)?;
-        #[derive(Serialize)]
-        struct Matrix {
-            include: Vec<Job>,
-        }
-        serde_json::to_string(&Matrix { include })
+        serde_json::to_string(&object! { include: include })
             .map(|json| escape_json(&json).into_owned())
             .map_err(|error| unexpected!("cannot write the matrix").source(error))
     }
