@@ -241,16 +241,14 @@ impl LockedEnv<'_> {
 
     /// Appends a row to `metrics.jsonl`, which outlives the env's steps.
     pub fn add_metrics(&self, row: &Past) -> Result<()> {
-        let mut line = serde_json::to_string(row)
+        let line = serde_json::to_vec(row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
-        line.push('\n');
-        let path = self.directory.join("metrics.jsonl");
-        let mut file = fs::OpenOptions::new()
+        let file = fs::OpenOptions::new()
             .create(true)
+            .read(true)
             .append(true)
-            .open(path)?;
-        file.write_all(line.as_bytes())?;
-        Ok(())
+            .open(self.directory.join("metrics.jsonl"))?;
+        atomic::append_line(&file, &line)
     }
 
     /// Changes a copy of the record and commits it.

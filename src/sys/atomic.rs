@@ -1,6 +1,7 @@
 //! Owns writing small files atomically: a reader, or a machine after a power failure, sees the old or the new file.
 
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use fs_err as fs;
@@ -77,6 +78,17 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
             .source(error)
             .help("rockenv fsck")
     })
+}
+
+/// Appends a line by a single write to a file that is open for reading and appending. A line that a full disk cut off
+/// stays a line of its own.
+pub(crate) fn append_line(mut file: &fs::File, line: &[u8]) -> Result<()> {
+    let mut last = *b"\n";
+    if let Some(at) = file.metadata()?.len().checked_sub(1) {
+        file.file().read_at(&mut last, at)?;
+    }
+    let start: &[u8] = if last == *b"\n" { b"" } else { b"\n" };
+    Ok(file.write_all(&[start, line, b"\n"].concat())?)
 }
 
 pub fn random_id() -> Result<String> {

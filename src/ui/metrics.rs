@@ -2,7 +2,6 @@
 //! when its step ends, so several commands may share a file.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -12,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::account::{FilePlace, caller};
+use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::sys::name::StepName;
 use crate::ui::event::{Cost, Outcome};
@@ -85,17 +85,17 @@ impl Rows {
             return Ok(());
         }
         row.slurm_job.clone_from(&self.slurm_job);
-        let mut line = serde_json::to_vec(&row)
+        let line = serde_json::to_vec(&row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
-        line.push(b'\n');
-        (&self.file)
-            .write_all(&line)
+        atomic::append_line(&self.file, &line)
             .context(|| format!("cannot write metrics to `{}`", self.path.display()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     fn row(step: &str, outcome: Outcome) -> Row {
@@ -136,10 +136,13 @@ mod tests {
             rows.add(ran.clone()).unwrap();
             rows.add(row("a", Outcome::Hit)).unwrap();
             rows.add(row("b", Outcome::Hit)).unwrap();
+            // The disk is full in the middle of a row.
+            (&rows.file).write_all(b"{\"schema\"").unwrap();
         }
         let text = fs::read_to_string(&path).unwrap();
         let rows: Vec<Row> = text
             .lines()
+            .filter(|line| *line != "{\"schema\"")
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
         let steps: Vec<&str> = rows.iter().map(|row| row.step.as_str()).collect();

@@ -79,11 +79,11 @@ impl<'a> FilePlace<'a> {
         }
     }
 
-    /// Opens the file for appending; creates a missing file.
+    /// Opens the file for reading and appending; creates a missing file.
     pub(crate) fn append(&self) -> Result<fs::File> {
-        let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
+        let flags = OFlag::O_RDWR | OFlag::O_APPEND | OFlag::O_CREAT;
         match self.open_with(flags, Mode::from_bits_truncate(0o666)) {
-            // The name belongs to a FIFO without a reader, or to a socket.
+            // The name belongs to a link, a socket or a directory.
             Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => Err(self.no_file()),
             Err(errno) => Err(self.refused(errno)),
             Ok(file) => self.regular(file),
