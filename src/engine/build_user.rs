@@ -155,8 +155,9 @@ fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
     let file = account.file;
     let mut text = Vec::new();
     let mut mode = Mode::from_bits_truncate(0o644);
-    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
-    match beneath::open_by(etc, file, flags, beneath::BELOW) {
+    let opened = beneath::open_by(etc, file, OFlag::O_PATH, beneath::BELOW)
+        .and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY));
+    match opened {
         Ok(fd) => {
             let status = fstat(&fd)?;
             if beneath::kind(&status) != SFlag::S_IFREG
@@ -290,16 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_does_not_block() {
+    fn only_a_regular_file_is_opened() {
         let tree = tree();
-        fs::remove_file(tree.path().join("etc/passwd")).unwrap();
-        nix::unistd::mkfifo(&tree.path().join("etc/passwd"), Mode::S_IRWXU).unwrap();
-        assert_has!(
-            BuildUser::new(1000, 1000)
-                .ensure(tree.path())
-                .unwrap_err()
-                .message(),
-            "ordinary"
-        );
+        let passwd = tree.path().join("etc/passwd");
+        let refused = || {
+            let error = BuildUser::new(1000, 1000).ensure(tree.path());
+            assert_has!(error.unwrap_err().message(), "ordinary");
+            fs::remove_file(&passwd).unwrap();
+        };
+        fs::remove_file(&passwd).unwrap();
+        nix::unistd::mkfifo(&passwd, Mode::S_IRWXU).unwrap();
+        refused();
+        // Opening a socket would fail.
+        let _listener = std::os::unix::net::UnixListener::bind(&passwd).unwrap();
+        refused();
     }
 }

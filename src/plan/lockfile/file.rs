@@ -14,6 +14,7 @@ use crate::plan::ids::{PathBelow, Sha256Hex};
 use crate::profile::Origin;
 use crate::rocm::target::Target;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
+use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
 /// Maximum size of a lock file, in bytes.
@@ -43,8 +44,16 @@ pub(crate) fn read_known(path: &Path) -> Result<Option<Lockfile>> {
 }
 
 fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
-    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
-    let file = match rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty()) {
+    let open = |flags| rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
+    let opened = match rights {
+        // Opening a device may have side effects. gc reads files at places that other users may write to.
+        Rights::Own => {
+            open(OFlag::O_PATH).and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY))
+        }
+        // The user's own process opens the file: reopening a path-only descriptor here would have root's rights.
+        Rights::Of(..) => open(OFlag::O_RDONLY | OFlag::O_NONBLOCK),
+    };
+    let file = match opened {
         Err(Errno::ENOENT) => return Ok(None),
         other => other.context(|| format!("cannot read `{}`", path.display()))?,
     };
@@ -285,6 +294,11 @@ mod tests {
         let error = write(&path, &example()).unwrap_err();
         assert_has!(error.message(), "refusing to overwrite");
         assert!(fs::read_to_string(&path).unwrap().contains("precious"));
+        // A socket cannot be opened, so this shows that only regular files are.
+        let socket = directory.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let error = read_known(&socket).unwrap_err();
+        assert_has!(error.message(), "not a rockenv lock file");
     }
 
     #[test]

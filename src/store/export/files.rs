@@ -256,12 +256,12 @@ fn refusing_overwrite(place: &Path) -> Error {
     tree::refusing_overwrite(place).help(ELSEWHERE)
 }
 
-/// Opens a regular file below a directory, without following links on the way or blocking on a pipe.
+/// Opens a regular file below a directory, without following links on the way. Opens no device that a step made there.
 pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
     let path = directory.join(below);
     let root = fs::File::open(directory)?;
-    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
-    let file = beneath::open_by(root.file(), below, flags, beneath::BELOW)
+    let file = beneath::open_by(root.file(), below, OFlag::O_PATH, beneath::BELOW)
+        .and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY))
         .context(|| format!("cannot open `{}`", path.display()))?;
     let file = fs::File::from_parts(file.into(), path);
     if !file.metadata()?.is_file() {
