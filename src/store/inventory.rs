@@ -221,7 +221,7 @@ impl Store {
             return Err(obstacle.clone().error());
         }
         if let Some((path, why)) = found.foreign.first() {
-            return Err(unexpected!(
+            return Err(invalid!(
                 "`{}` was written by another version of rockenv: {why}",
                 path.display()
             )

@@ -48,6 +48,7 @@ use nix::unistd::AccessFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::plan::record;
 pub(crate) use crate::plan::record::Record;
 use access::{MODE, PRIVATE, SHARED};
 pub use env::LockedEnv;
@@ -56,7 +57,7 @@ pub use lock::Lock;
 
 use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
-use crate::sys::atomic::random_id;
+use crate::sys::atomic::{self, random_id};
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
 use crate::sys::suggest;
@@ -120,6 +121,22 @@ pub struct Store {
 /// Help for a store that cannot be at the requested path.
 const OTHER_HOME: &str = "choose another directory with --home or ROCKENV_HOME";
 
+/// Refuses a description of a newer rockenv, before its other fields pass for damaged ones.
+fn refuse_newer(path: &Path, newest: u32, object: &str) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    match atomic::read_json::<Versioned>(path) {
+        Ok(Some(Versioned { version })) if version > newest => Err(invalid!(
+            "{object} has format {version}, but this rockenv supports only {newest}"
+        )
+        .help("use the newer rockenv that made it")),
+        // The reader of the other fields reports a file that cannot be read.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 fn no_env(name: &str) -> Error {
     Error::new(Kind::NoEnv, format!("no env `{name}`"))
 }
@@ -159,17 +176,10 @@ impl Store {
             return Ok(None);
         }
         access::check_owner(root)?;
-        let Some(format) = crate::sys::atomic::read_json::<Format>(&format)? else {
+        refuse_newer(&format, VERSION, &format!("store `{}`", root.display()))?;
+        let Some(format) = atomic::read_json::<Format>(&format)? else {
             return Ok(None);
         };
-        if format.version > VERSION {
-            return Err(unexpected!(
-                "store `{}` has format {}, this rockenv knows up to {VERSION}",
-                root.display(),
-                format.version
-            )
-            .help("use the newer rockenv that made it"));
-        }
         Ok(Some(Self {
             root: root.to_owned(),
             method: format.method,
@@ -320,14 +330,11 @@ impl Store {
     pub fn record(&self, name: &EnvName) -> Result<Option<Record>> {
         let directory = self.env_dir(name);
         let record = directory.join("record.json");
-        let Some(mut record) = crate::sys::atomic::read_json::<Record>(&record)? else {
+        refuse_newer(&record, record::VERSION, &format!("env `{name}`"))?;
+        let Some(mut record) = atomic::read_json::<Record>(&record)? else {
             return Ok(None);
         };
         removal::leave_out_removed(&directory, &mut record)?;
-        if record.version > crate::plan::record::VERSION {
-            return Err(unexpected!("env `{name}` was made by a newer rockenv")
-                .help("use the newer rockenv that made it"));
-        }
         Ok(Some(record))
     }
 

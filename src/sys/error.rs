@@ -13,7 +13,7 @@ pub enum Kind {
     Unexpected,
     /// The command line was wrong.
     Usage,
-    /// A profile, image recipe or configuration file is invalid.
+    /// A profile, image recipe or configuration file is invalid, or a newer rockenv wrote the store or file.
     Invalid,
     /// An engine, device or tool is not available, or a container was stopped by another process.
     Unavailable,

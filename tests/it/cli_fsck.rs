@@ -470,6 +470,14 @@ fn what_another_version_wrote_is_left_alone() {
     let text = lab.fsck(&["--repair"], 1);
     assert!(text.contains("another version of rockenv"), "{text}");
     assert_eq!(before, lab.listing());
+    let status = program(&lab.root).args(["status", "one"]).output().unwrap();
+    assert_eq!(status.status.code(), Some(3), "{status:?}");
+    // A format with a method that this version does not know is not a damaged one.
+    let format = "{\"version\": 2, \"method\": \"newer\"}";
+    fs::write(lab.at("format"), format).unwrap();
+    let text = lab.fsck(&["--repair"], 3);
+    assert!(text.contains("use the newer rockenv"), "{text}");
+    assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), format);
 }
 
 #[test]
@@ -484,7 +492,7 @@ fn an_env_under_a_name_that_no_env_can_have_is_left_alone() {
         listing
     };
     let before = kept();
-    for text in [lab.fsck(&["--repair"], 1), lab.gc(1)] {
+    for text in [lab.fsck(&["--repair"], 1), lab.gc(3)] {
         assert!(text.contains("envs/my env"), "{text}");
         assert!(text.contains("rename it back"), "{text}");
     }

@@ -19,7 +19,9 @@ use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
 use crate::store::images::Image;
 use crate::store::layer::VolumeState;
-use crate::store::{Format, Layer, Lock, Store, TAG, TAG_TEXT, VERSION, journal, lock, random_id};
+use crate::store::{
+    Format, Layer, Lock, Store, TAG, TAG_TEXT, VERSION, journal, lock, random_id, refuse_newer,
+};
 use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::{self, Method};
@@ -469,6 +471,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
         )
         .help("name the store's directory: rockenv --home DIR fsck"));
     }
+    refuse_newer(&path, VERSION, &format!("store `{}`", root.display()))?;
     if write {
         let lock = root.join("lock");
         if is_busy(&lock) {
