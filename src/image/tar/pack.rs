@@ -36,6 +36,9 @@ pub(crate) struct Packer<'a, W> {
     /// The first name of each hard-linked file.
     links: HashMap<(u64, u64), Vec<u8>>,
     buffer: Vec<u8>,
+    entries: u64,
+    /// Size of all files, with their holes.
+    size: u64,
     cancel: &'a AtomicBool,
     /// Bytes of files written so far, for progress.
     done: u64,
@@ -54,6 +57,8 @@ impl<'a, W: Write> Packer<'a, W> {
             out,
             links: HashMap::new(),
             buffer: vec![0; CHUNK],
+            entries: 0,
+            size: 0,
             cancel,
             done: 0,
             progress,
@@ -198,13 +203,20 @@ impl<'a, W: Write> Packer<'a, W> {
         extended: &Extended,
         header: &mut Header,
     ) -> Result<()> {
-        let limit = Limits::default().path;
-        if path.len() > limit {
+        let limits = Limits::default();
+        if path.len() > limits.path {
             return Err(invalid!(
-                "`/{}...` cannot be shared: its path has {} bytes (limit {limit})",
+                "`/{}...` cannot be shared: its path has {} bytes (limit {})",
                 String::from_utf8_lossy(&path[..64]),
-                path.len()
+                path.len(),
+                limits.path
             ));
+        }
+        self.entries += 1;
+        if self.entries > limits.entries {
+            let most = limits.entries;
+            return Err(invalid!("more than {most} entries cannot be shared")
+                .help("remove files in the step that makes them"));
         }
         if !extended.0.is_empty() {
             let mut before = blank(EntryType::XHeader, b"PaxHeader", &mut Extended::default());
@@ -230,6 +242,17 @@ impl<'a, W: Write> Packer<'a, W> {
         let mut extended = Extended::default();
         extended.attributes(XattrFile::Open(file.as_fd()), path)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
+        self.size = self.size.saturating_add(size);
+        let most = Limits::default().bytes;
+        if self.size > most {
+            return Err(invalid!(
+                "`/{}` cannot be shared: the files up to it have more than {most} bytes",
+                String::from_utf8_lossy(path)
+            )
+            .help(
+                "holes in sparse files are counted; remove such files in the step that makes them",
+            ));
+        }
         let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
             self.header(EntryType::Regular, path, b"", stat, extended)?;
             self.copy(&file, 0, size, path)?;
@@ -437,6 +460,26 @@ mod tests {
         let refused = packer.directory(tree.fd(), &[b'd'; 4095], &stat);
         assert_has!(refused.unwrap_err().message(), "4096 bytes (limit 4095)");
         assert!(packer.opaque(&[b'd'; 4090]).is_err());
+    }
+
+    #[test]
+    fn more_than_a_reader_accepts_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let file = fs_err::File::create(root.path().join("holes")).unwrap();
+        file.set_len(300 << 30).unwrap();
+        let tree = Tree::open(root.path()).unwrap();
+        let stat = nix::sys::stat::fstat(file.file()).unwrap();
+        let cancel = AtomicBool::new(false);
+        let mut progress = |_: u64| ();
+        let mut packer = Packer::new(Vec::new(), &cancel, &mut progress);
+        let entry =
+            |packer: &mut Packer<'_, Vec<u8>>| packer.entry(tree.fd(), b"holes", b"holes", &stat);
+        entry(&mut packer).unwrap();
+        let refused = entry(&mut packer).unwrap_err();
+        assert_has!(refused.message(), "`/holes` cannot be shared");
+        packer.entries = Limits::default().entries;
+        let refused = packer.opaque(b"d").unwrap_err();
+        assert_has!(refused.message(), "more than 8000000 entries");
     }
 
     #[test]
