@@ -15,7 +15,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply, Then};
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::signals::{self, STOP};
+use crate::sys::signals::{self, STOP, Signals};
 
 /// How long a container may take to answer a request to signal a command.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -40,6 +40,8 @@ pub(crate) struct Exit {
 /// the container, which another command or a service may still be starting. Returns how the command ended, or `None` if
 /// the container was gone before the command could start.
 pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result<Option<Exit>> {
+    // They stay blocked after the command, so later waits, such as for the env's lock, must look for them.
+    drop(Signals::take()?);
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
     let tty = command.tty;
@@ -424,6 +426,9 @@ mod tests {
         // Standard input may not be a terminal here, so it cannot be made raw.
         let exit = run(&client, command(), &|| {}).unwrap().unwrap();
         assert_eq!(exit.code, 3);
+        // A signal after the command ends a wait for a lock.
+        nix::sys::signal::raise(Signal::SIGTERM).unwrap();
+        assert!(signals::stop_if_pending().is_err());
     }
 
     #[test]

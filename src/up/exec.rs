@@ -118,8 +118,8 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
 /// Waits for the end of a container whose starter is gone: after its last command, the env must be free and clean.
 fn await_end(cx: &Context, job: &Job) -> Result<()> {
     match job.store.lock_env(&job.env, "exec", START) {
-        // The command's exit code does not depend on the end of the container.
-        Err(error) if error.kind() == Kind::Busy => {
+        // The command's exit code does not depend on the end of the container. Ctrl-C ends the wait.
+        Err(error) if matches!(error.kind(), Kind::Busy | Kind::Signal(_)) => {
             cx.ui.warn(&format!(
                 "the container of env `{}` is still ending",
                 job.env
