@@ -85,7 +85,12 @@ impl ContainerContext<'_> {
         let volumes = self.spec.volumes.iter().collect::<Vec<_>>();
         let mut views = Views::new();
         for volume in &volumes {
-            if let Some(view) = super::view::existing(self.env, &volume.name)? {
+            let has_hooks = self
+                .spec
+                .hooks
+                .iter()
+                .any(|hook| hook.volume == volume.name);
+            if has_hooks && let Some(view) = super::view::existing(self.env, &volume.name)? {
                 views.insert(volume.name.clone(), view);
             }
         }
@@ -128,13 +133,16 @@ impl ContainerContext<'_> {
             binds.push(Bind::read_only(program, ninja::INSIDE));
         }
         for volume in volumes {
-            let (source, view) = match views.get(&volume.name) {
+            let shown = views.get(&volume.name);
+            let (source, view) = match shown {
                 Some(PatchedSource::Copy(copy)) => (copy.clone(), None),
                 Some(PatchedSource::Overlay(view)) => {
                     let below = directory_of(env, store, spec, volume, sources)?;
                     (below, Some(view.clone()))
                 }
-                None => (directory_of(env, store, spec, volume, sources)?, None),
+                Some(PatchedSource::Unfinished) | None => {
+                    (directory_of(env, store, spec, volume, sources)?, None)
+                }
             };
             let source = match &volume.source {
                 VolumeSource::Path(path) if source == *path => real_path(spec, path)?,
@@ -145,7 +153,8 @@ impl ContainerContext<'_> {
             binds.push(Bind {
                 source,
                 target: volume.target.clone(),
-                read_only: volume.access == Access::Ro,
+                read_only: volume.access == Access::Ro
+                    || matches!(shown, Some(PatchedSource::Unfinished)),
                 is_real: true,
                 view,
             });

@@ -64,6 +64,8 @@ pub(crate) enum PatchedSource {
     Overlay(View),
     /// Another directory.
     Copy(PathBuf),
+    /// The source itself, read-only: a command ended before all hooks were applied.
+    Unfinished,
 }
 
 /// The views of a container, by volume.
@@ -76,7 +78,7 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
         return Ok(None);
     };
     let Some(upper) = &stack.upper else {
-        return Ok(None);
+        return Ok(Some(PatchedSource::Unfinished));
     };
     if env.known_record()?.service.is_some() {
         return Ok(Some(PatchedSource::Copy(directory.join(upper))));

@@ -332,6 +332,13 @@ fn what_was_changed_by_hand_in_a_view_outlives_it() {
     let said = store.up().err;
     assert!(!said.contains("kept-"), "{said}");
     kept();
+    // A command that is killed between two hooks leaves no layer for writes.
+    let stack = views.join("stack.json");
+    let mut left: serde_json::Value = serde_json::from_slice(&fs::read(&stack).unwrap()).unwrap();
+    left["upper"] = serde_json::Value::Null;
+    fs::write(&stack, left.to_string()).unwrap();
+    store.sh("touch /v/src/mine").exits(1);
+    assert!(!src.join("mine").exists());
 }
 
 #[test]
