@@ -6,6 +6,7 @@
 //! helpers, drivers and remotes are excluded. git runs with the rights of the checkout's owner, and never as root in
 //! another user's checkout.
 
+use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -56,6 +57,8 @@ const SETTINGS: [&str; 29] = [
     "index.sparse",
     "status.renames",
 ];
+/// Those of them that name a file, which git opens.
+const FILES: [&str; 2] = ["core.attributesfile", "core.excludesfile"];
 /// Makes git compare everything that steps see, even if the repository or the user configured less.
 const SEES_ALL: [&str; 6] = [
     "-c",
@@ -100,6 +103,11 @@ impl<'a> Checkout<'a> {
         let (own, common) = git_directories(&work)?;
         let rights = rights(git, &work)?;
         let listed = settings(git, rights, &own, &common)?;
+        for name in FILES {
+            if let Some(Some(path)) = value(&listed, name) {
+                refuse_special_file(&work.join(path))?;
+            }
+        }
         // Steps see execute permissions, whatever the repository tells git.
         let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
         let settings = written(&listed, is_kept);
@@ -404,10 +412,45 @@ fn list(git: &Git<'_>, rights: Rights, file: &Path) -> Result<Vec<Setting>> {
         Err(error) => return Err(error.into()),
         Ok(_) => {}
     }
+    let own = read(git, rights, file, "--no-includes")?;
+    let mut left = included(file, &own);
+    if left.is_empty() {
+        return Ok(own);
+    }
+    let mut seen = BTreeSet::new();
+    while let Some(path) = left.pop() {
+        if refuse_special_file(&path)? && seen.insert(fs::canonicalize(&path)?) {
+            left.extend(included(&path, &read(git, rights, &path, "--no-includes")?));
+        }
+    }
+    read(git, rights, file, "--includes")
+}
+
+/// Returns the files that a configuration file includes, except those that it names below a home, which are the user's.
+fn included(file: &Path, listed: &[Setting]) -> Vec<PathBuf> {
+    let directory = file.parent().unwrap_or(file);
+    let named = listed.iter().filter_map(|(name, value)| {
+        let is_include = name == "include.path" || name.starts_with("includeif.");
+        value.as_ref().filter(|_| is_include)
+    });
+    named.map(|path| directory.join(path)).collect()
+}
+
+/// Refuses a FIFO or device. Returns whether the path is a regular file.
+fn refuse_special_file(path: &Path) -> Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(true),
+        Ok(found) if !found.is_dir() => Err(not_regular(path)),
+        // git reports it, or ignores it.
+        Ok(_) | Err(_) => Ok(false),
+    }
+}
+
+fn read(git: &Git<'_>, rights: Rights, file: &Path, includes: &str) -> Result<Vec<Setting>> {
     let Some(file) = file.to_str() else {
         return Err(invalid!("the path `{}` is not UTF-8", file.display()));
     };
-    let arguments = ["config", "--file", file, "--includes", "--null", "--list"];
+    let arguments = ["config", "--file", file, includes, "--null", "--list"];
     let listed = git.finish(git.program(rights)?, Path::new("/"), &arguments)?;
     let listed = String::from_utf8_lossy(&listed);
     let entries = listed.split_terminator('\0');

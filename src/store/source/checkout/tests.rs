@@ -124,6 +124,23 @@ fn what_no_git_wrote_is_refused_without_waiting() {
             fs::write(&path, kept).unwrap();
         }
     }
+    // Files that the configuration names.
+    let (config, pipe) = (own.join("config"), directory.path().join("pipe"));
+    let kept = fs::read_to_string(&config).unwrap();
+    fs::write(own.join("more"), "[include]\n\tpath = ../pipe\n").unwrap();
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for text in [
+        "[include]\n\tpath = ../pipe\n",
+        "[include]\n\tpath = more\n",
+        "[core]\n\texcludesFile = pipe\n",
+        "[core]\n\tattributesFile = pipe\n",
+    ] {
+        fs::write(&config, format!("{kept}{text}")).unwrap();
+        let error = git.open(directory.path()).unwrap_err();
+        assert_has!(error.chain().join(" "), "pipe` is not a regular file");
+    }
+    fs::write(&config, kept).unwrap();
+    fs::remove_file(&pipe).unwrap();
     for name in [
         ".git/info/exclude",
         ".git/info/attributes",
