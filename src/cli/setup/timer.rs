@@ -13,6 +13,10 @@ use crate::sys::shell::quoted_path;
 const UNITS: &str = "/etc/systemd/system";
 const NAME: &str = "rockenv-gc";
 
+/// Directories that a group may write to: root's own commands are there, so its members have root's rights already.
+/// Debian can give them to the group `staff`.
+const LOCAL: [&str; 3] = ["/usr/local", "/usr/local/bin", "/usr/local/sbin"];
+
 #[derive(Debug)]
 pub(crate) struct Timer {
     /// Unit files with their content.
@@ -97,8 +101,12 @@ pub(crate) fn check_owner(program: &Path) -> Result<()> {
         let found = fs::metadata(path)?;
         // In a sticky directory users replace their own files only. On a file the bit means nothing.
         let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
-        let anybody_writes = found.mode() & 0o002 != 0 && !is_sticky;
-        if found.uid() != 0 || anybody_writes {
+        let is_local = LOCAL.iter().any(|local| path == Path::new(local));
+        let others = match found.gid() == 0 || is_local {
+            true => 0o002,
+            false => 0o022,
+        };
+        if found.uid() != 0 || found.mode() & others != 0 && !is_sticky {
             return Err(usage!(
                 "other users can change `{}`, and root would run `{}` every day",
                 path.display(),
@@ -156,14 +164,24 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("rockenv");
         fs::write(&program, "").unwrap();
-        for (mode, good) in [(0o755, true), (0o777, false), (0o1777, true)] {
+        let set_mode = |path: &Path, mode| {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
-            fs::set_permissions(place.path(), mode).unwrap();
-            let by_root = nix::unistd::geteuid().is_root();
+            fs::set_permissions(path, mode).unwrap();
+        };
+        let by_root = nix::unistd::geteuid().is_root();
+        for (mode, good) in [(0o775, true), (0o777, false), (0o1777, true)] {
+            set_mode(place.path(), mode);
             assert_eq!(check_owner(&program).is_ok(), good && by_root);
         }
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1757);
-        fs::set_permissions(&program, mode).unwrap();
+        if by_root {
+            // A group other than root's.
+            set_mode(place.path(), 0o775);
+            std::os::unix::fs::chown(place.path(), None, Some(50)).unwrap();
+            assert!(check_owner(&program).is_err());
+            set_mode(place.path(), 0o755);
+            assert!(check_owner(&program).is_ok());
+        }
+        set_mode(&program, 0o1757);
         assert!(check_owner(&program).is_err());
     }
 }
