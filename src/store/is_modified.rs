@@ -187,6 +187,10 @@ impl LockedEnv<'_> {
                     Some(layer) => self.store.layer_dir(layer).join("root"),
                     None => self.store.image_root(&record.image_key),
                 };
+                // As in an overlay store, a missing image must not stop `up`, which builds another.
+                if !exists(&below)? {
+                    return Ok(true);
+                }
                 let root = directory.join("root");
                 let added = || self.added_inodes(&root, below.clone());
                 Ok(tree::btrfs::differs(&root, &below)?
@@ -199,7 +203,11 @@ impl LockedEnv<'_> {
 
     /// Returns whether an overlay's upper directory contains only the build user, whom every container adds.
     fn has_only_user(&self, diff: &Path) -> Result<bool> {
-        let (record, spec) = (self.known_record()?, self.store.spec(self.name())?);
+        // A repair set a damaged spec aside, and only the next `up` writes another.
+        let Ok(spec) = self.store.spec(self.name()) else {
+            return Ok(false);
+        };
+        let record = self.known_record()?;
         let layer = record.head.layer.as_ref();
         let below = match self.store.lowers(layer, &record.image_key) {
             // Without the image, nothing shows where a file came from.
@@ -211,7 +219,9 @@ impl LockedEnv<'_> {
 
     /// Returns the inodes of a tree whose only change is the added build user.
     fn added_inodes(&self, root: &Path, below: PathBuf) -> Result<BTreeSet<u64>> {
-        let spec = self.store.spec(self.name())?;
+        let Ok(spec) = self.store.spec(self.name()) else {
+            return Ok(BTreeSet::new());
+        };
         AddedUser::new(&spec.user, root, &[below]).inodes()
     }
 

@@ -459,6 +459,12 @@ fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
     lab.finds_and_mends(&["its resolved spec is damaged"]);
     assert!(!lab.at("envs/one/spec.toml").exists());
     assert!(!lab.record().complete);
+    // Without a spec, every file in the live tree counts as a change.
+    let tree = lab.record().head.tree.unwrap();
+    let diff = lab.at("envs/one/trees").join(&tree).join("diff");
+    fs::write(diff.join("note"), "mine").unwrap();
+    let kept = lab.locked("one").rollback("mine").unwrap();
+    assert_eq!(kept.as_deref(), Some("before-rollback"));
 }
 
 #[test]

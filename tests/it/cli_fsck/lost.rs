@@ -38,6 +38,18 @@ fn a_rollback_to_a_snapshot_without_its_layer_names_the_repair() {
 }
 
 #[test]
+fn changes_on_an_image_that_is_gone_are_kept() {
+    let lab = Lab::on(LoopFs::new(Kind::Btrfs));
+    let mut env = lab.locked("one");
+    env.reset_root().unwrap();
+    env.live_tree().unwrap();
+    drop(env);
+    fs::remove_dir_all(lab.at("images").join(KEY)).unwrap();
+    let kept = lab.locked("one").rollback("mine").unwrap();
+    assert_eq!(kept.as_deref(), Some("before-rollback"));
+}
+
+#[test]
 fn a_read_only_store_is_named() {
     let lab = Lab::new();
     let root = lab.store.root();
