@@ -1,6 +1,6 @@
 //! Owns an env under its lock: every change to its data on disk, and the cleanup after a killed command.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -11,20 +11,19 @@ use jiff::Timestamp;
 
 use super::check::names;
 use super::ephemeral::{Fate, Reaped};
-use super::history::{ByHand, VolumesFrom};
+use super::history::ByHand;
 use super::journal::{self, JournalEntry};
 use super::snapshot::push_snapshot;
 use super::{Layer, Lock, Store, no_env, removal};
+use crate::engine::Root;
 use crate::engine::hold::ContainerRecord;
 use crate::engine::session::{self, Retirement};
-use crate::engine::{BuildUser, Root};
 use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
 use crate::plan::jobs::Past;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
-use crate::sys::atomic::{self, Survives, random_id};
+use crate::sys::atomic::{self, Survives};
 use crate::sys::error::{Kind, Result, ResultExt as _, if_exists};
-use crate::tree;
 
 /// An env whose lock this process holds.
 #[derive(Debug)]
@@ -89,8 +88,10 @@ impl Store {
     pub fn spec(&self, name: &EnvName) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
         let text = if_exists(fs::read_to_string(&path))?.ok_or_else(|| {
+            let record = self.record(name).ok().flatten();
+            let up = record.map(|record| record.up_command());
             not_found!("env `{name}` has no spec yet")
-                .help(format!("rockenv up PROFILE --name {name}"))
+                .help(up.unwrap_or_else(|| format!("rockenv up PROFILE --name {name}")))
         })?;
         toml::from_str(&text).map_err(|error| {
             unexpected!("`{}` is damaged", path.display())
@@ -421,33 +422,6 @@ impl LockedEnv<'_> {
                 .store
                 .tree_root(&self.directory, tree, layer, &record.image_key),
         }
-    }
-
-    /// Creates missing build volumes, owned by `user`.
-    pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
-        let known = &self.known_record()?.head.volumes;
-        let mut made = BTreeMap::new();
-        for name in volumes.iter().filter(|name| !known.contains_key(*name)) {
-            let id = self.new_volume_id(name)?;
-            let directory = self.store.volume_dir(&id);
-            tree::create_tree(self.store.method(), &directory)?;
-            nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))?;
-            made.insert(name.parse()?, id);
-        }
-        if made.is_empty() {
-            return Ok(());
-        }
-        self.update(|record| {
-            if record.head.volumes.is_empty() {
-                record.head.volumes_from = Some(VolumesFrom::NOTHING);
-            }
-            record.head.volumes.extend(made);
-        })
-    }
-
-    pub(super) fn new_volume_id(&self, name: &str) -> Result<VolumeId> {
-        let id = format!("{}-{name}-{}", self.known_record()?.id, random_id()?);
-        Ok(id.try_into()?)
     }
 }
 

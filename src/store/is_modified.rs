@@ -234,14 +234,9 @@ impl LockedEnv<'_> {
     /// Returns whether a build volume differs from the state that its layer froze.
     fn are_volumes_touched(&self, record: &Record) -> Result<bool> {
         for (name, id) in &record.head.volumes {
-            let frozen = record
-                .head
-                .layer
-                .as_ref()
-                .map(|layer| self.store.layer_dir(layer).join("volumes").join(name))
-                .filter(|frozen| frozen.exists());
-            let changed = match frozen {
-                Some(frozen) => tree::btrfs::differs(&self.store.volume_dir(id), &frozen)?,
+            let layer = record.head.layer.as_ref();
+            let changed = match self.store.frozen_volume(layer, name) {
+                Some(frozen) => tree::btrfs::differs(&self.live_volume(name, id)?, &frozen)?,
                 None => !self.store.is_volume_empty(id),
             };
             if changed {

@@ -13,6 +13,7 @@ mod access;
 mod added_user;
 pub(crate) mod ballast;
 pub(crate) mod build_logs;
+mod build_volumes;
 pub(crate) mod caches;
 pub(crate) mod check;
 pub(crate) mod env;

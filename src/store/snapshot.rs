@@ -196,7 +196,7 @@ impl LockedEnv<'_> {
     }
 
     fn freeze_volume(&self, tree: &Path, name: &str, id: &VolumeId) -> Result<VolumeState> {
-        let live = self.store.volume_dir(id);
+        let live = self.live_volume(name, id)?;
         if self.store.freezes_volumes() {
             fs::create_dir_all(tree.join("volumes"))?;
             tree::clone_tree(self.store.method(), &live, &tree.join("volumes").join(name))?;
@@ -401,7 +401,7 @@ impl LockedEnv<'_> {
                 let id = self.new_volume_id(name)?;
                 tree::clone_tree(
                     self.store.method(),
-                    &self.store.volume_dir(live),
+                    &from.live_volume(name, live)?,
                     &self.store.volume_dir(&id),
                 )?;
                 record.head.volumes.insert(name.clone(), id);

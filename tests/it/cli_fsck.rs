@@ -320,6 +320,21 @@ fn trees_that_are_whole_do_not_need_the_layer_they_were_made_from() {
     assert_eq!(new.snapshots, old.snapshots[1..]);
     assert_eq!(new.head, old.head);
     assert!(lab.store.chain(&new.snapshots[1].layer).is_ok());
+    // A build volume that is gone comes from the env's snapshot again, once the loss is known.
+    let ensure = || {
+        let mut env = lab.locked("one");
+        env.ensure_volumes(&["build".into()], &BuildUser::new(0, 0))
+    };
+    let lost = lab.store.volume_dir(&new.head.volumes["build"]);
+    rockenv::testing::remove_tree(&lost).unwrap();
+    let error = ensure().unwrap_err();
+    let says = "build volume `build` of env `one` is missing from the store";
+    assert_eq!(error.message(), says);
+    assert_eq!(error.help_text(), Some("rockenv fsck --repair"));
+    lab.finds_and_mends(&["build volume `build`"]);
+    ensure().unwrap();
+    let again = lab.store.volume_dir(&lab.record().head.volumes["build"]);
+    assert!(again.join("object.o").exists());
     // `fsck` finds out the method from the trees.
     let good = fs::read_to_string(lab.at("format")).unwrap();
     fs::remove_file(lab.at("format")).unwrap();
@@ -459,6 +474,8 @@ fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
     lab.finds_and_mends(&["its resolved spec is damaged"]);
     assert!(!lab.at("envs/one/spec.toml").exists());
     assert!(!lab.record().complete);
+    let error = lab.store.spec(&"one".parse().unwrap()).unwrap_err();
+    assert_eq!(error.help_text(), Some("rockenv up rocm-library"));
     // Without a spec, every file in the live tree counts as a change.
     let tree = lab.record().head.tree.unwrap();
     let diff = lab.at("envs/one/trees").join(&tree).join("diff");

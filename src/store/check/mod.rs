@@ -512,10 +512,15 @@ impl Inventory {
             record.head.layer = record.snapshots.last().map(|last| last.layer.clone());
             record.complete = false;
         }
+        let known = record.head.volumes.len();
         record
             .head
             .volumes
             .retain(|_, id| self.volumes.contains(id.as_str()));
+        if record.head.volumes.len() < known {
+            // Another volume takes its place, so the volumes no longer have the content of one layer.
+            record.head.volumes_from = None;
+        }
         if record
             .failed
             .as_ref()
