@@ -15,7 +15,7 @@ use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Outcome, Record, Snapshot};
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Result, exists};
+use crate::sys::error::{Error, Kind, Result, exists};
 use crate::sys::suggest;
 use crate::tree;
 
@@ -345,11 +345,15 @@ impl LockedEnv<'_> {
             .snapshot(name)
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(self.name(), record, name))?;
-        if self.store.layer(&layer)?.is_none() {
-            return Err(
-                not_found!("snapshot `{name}` has lost its layer").help("rockenv fsck --repair")
-            );
-        }
+        // Before the env leaves a state that works.
+        self.store
+            .chain(&layer)
+            .map_err(|error| match error.kind() {
+                Kind::NoLayer => {
+                    not_found!("snapshot `{name}` has lost a layer").help("rockenv fsck --repair")
+                }
+                _ => error,
+            })?;
         let key = record.last_done().and_then(|step| step.key.as_ref());
         let last = key.and_then(|key| record.of_step(key));
         // `up` decides whether an earlier state is complete.

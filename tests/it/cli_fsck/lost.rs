@@ -31,10 +31,14 @@ fn a_rollback_to_a_snapshot_without_its_layer_names_the_repair() {
     env.move_to_layer(Vec::new(), &first, false).unwrap();
     drop(env);
     assert!(!lab.record().complete);
-    fs::remove_dir_all(lab.layer(2)).unwrap();
-    let error = lab.locked("one").rollback("mine").unwrap_err();
-    assert_eq!(error.message(), "snapshot `mine` has lost its layer");
-    assert_eq!(error.help_text(), Some("rockenv fsck --repair"));
+    // A layer between it and the env, and its own.
+    for lost in [1, 2] {
+        fs::remove_dir_all(lab.layer(lost)).unwrap();
+        let error = lab.locked("one").rollback("mine").unwrap_err();
+        assert_eq!(error.message(), "snapshot `mine` has lost a layer");
+        assert_eq!(error.help_text(), Some("rockenv fsck --repair"));
+        assert_eq!(lab.record().head.layer.as_ref(), Some(&first));
+    }
 }
 
 #[test]
