@@ -16,6 +16,7 @@ use crate::execute::terminal::Exit;
 use crate::execute::{ByHand, base_environment, container, terminal};
 use crate::image::certificates;
 use crate::plan::ids::EnvName;
+use crate::plan::record::Failed;
 use crate::plan::resolve::{self, Spec, VolumeKind};
 use crate::rocm::gpu::{self, Choice, Device, Selector};
 use crate::store::env::env_named;
@@ -265,10 +266,24 @@ fn place_ninja(cx: &Context, store: &Store, env: &LockedEnv<'_>, spec: &Spec) ->
     Ok(())
 }
 
+/// Returns the failed step whose tree `shell --failed` opens.
+fn failed_step(env: &LockedEnv<'_>) -> Result<Failed> {
+    let (name, failed) = (env.name(), &env.known_record()?.failed);
+    failed.clone().ok_or_else(|| {
+        not_found!("no step of env `{name}` failed").help(format!("rockenv shell {name}"))
+    })
+}
+
 /// Runs the job in a container of its own.
 fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
     let Job { host, store, .. } = job;
     let spec = store.spec(&job.env)?;
+    // Whatever refuses the command comes before the first change: a live tree can count as a command's.
+    let failed = match job.failed {
+        true => Some(failed_step(&env)?),
+        false => None,
+    };
+    let devices = devices(cx, job, &spec)?;
     if !job.apart {
         env.touch();
     }
@@ -282,13 +297,8 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
     if !job.apart {
         env.show_volumes()?;
     }
-    let (tree, layer) = if job.failed {
+    let (tree, layer) = if let Some(failed) = failed {
         env.show_failed()?;
-        let failed = env.known_record()?.failed.clone();
-        let failed = failed.ok_or_else(|| {
-            not_found!("no step of env `{}` failed", job.env)
-                .help(format!("rockenv shell {}", job.env))
-        })?;
         (failed.tree, failed.parent)
     } else if job.apart {
         let layer = env.known_record()?.head.layer.clone();
@@ -298,7 +308,6 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
     };
     let root = env.root(&tree, layer.as_ref(), None)?;
     place_ninja(cx, store, &env, &spec)?;
-    let devices = devices(cx, job, &spec)?;
     let context = container::ContainerContext {
         env: &env,
         store,

@@ -33,6 +33,14 @@ fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
         let status = store.rockenv(&["status", store.env()]).ok().text();
         assert!(status.contains("failed"), "{status}");
         store.up().says(&["step 3/3 three"]);
+        // There is no failed tree any more, and a command that looks for one changes nothing.
+        let record = || fs::read(store.env_dir().join("record.json")).unwrap();
+        let before = record();
+        store
+            .rockenv(&["shell", "--failed", store.env()])
+            .exits(7)
+            .says(&["no step of env", "rockenv shell "]);
+        assert_eq!(record(), before, "{method}");
         store
             .sh("cat /v/build/half; cat $HOME/half")
             .ok()
