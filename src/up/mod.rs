@@ -41,6 +41,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::execute::{BlockedResults, Ended, ExecutionProgress};
 use crate::plan::ids::EnvName;
+use crate::plan::record::Record;
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, Plan, StepOptions};
 use crate::store::results::BlockedResult;
@@ -329,14 +330,18 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     let up = run.args.plan.up_command();
     locked::check_built(selection, run.with.store, &resolved.spec, &plan, &up)?;
     env.touch();
-    if plan.is_empty() && env.record().is_some() {
+    if plan.is_empty()
+        && let Some(record) = env.record()
+    {
         // Another command has run the step meanwhile, so the keys of later steps are known now.
         if resolved.open.is_some() {
             return Ok(Attempt::Gone);
         }
-        let blocked = nothing_to_do(run, &resolved, &mut env, &plan)?;
-        let finished = resolved.finished(None, &plan, &env, blocked);
-        return Ok(Attempt::Done(finished));
+        if asked.until.is_some() || is_recorded(record, &plan) {
+            let blocked = nothing_to_do(run, &resolved, &mut env, &plan)?;
+            let finished = resolved.finished(None, &plan, &env, blocked);
+            return Ok(Attempt::Done(finished));
+        }
     }
     preflight(run, asked, &resolved, &env, &plan)?;
     if !lock_env::lease(&env, &resolved, &observed, &plan)? {
@@ -359,6 +364,13 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     };
     let finished = resolved.finished(Some(ended), &plan, &env, blocked);
     Ok(Attempt::Done(finished))
+}
+
+/// Returns whether an env's record has the steps of a plan, and none that failed. The record of a failed step stays when
+/// the profile drops that step or the machine skips it: carrying out an empty plan removes it.
+fn is_recorded(record: &Record, plan: &Plan) -> bool {
+    let planned = plan.steps.iter().map(|step| &step.name);
+    record.failed.is_none() && planned.eq(record.steps.iter().map(|step| &step.name))
 }
 
 /// Fetches missing sources; reports each note about them once.

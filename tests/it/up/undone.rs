@@ -142,4 +142,15 @@ fn an_env_without_its_last_step_is_not_ready() {
         .says(&["step `two` has no snapshot any more"]);
     store.up();
     store.rockenv(&["status", env, "--check"]).ok();
+    // A step that failed, and that the profile no longer has.
+    store.profile(&format!("{steps}[[step]]\nname = 'three'\nrun = 'false'\n"));
+    store.rockenv(&["up", env]).exits(5);
+    store.profile(&steps.replace("'two'", "'second'"));
+    store.up();
+    let status = store.rockenv(&["status", env]).ok().text();
+    assert!(
+        status.contains("ready") && status.contains("second") && !status.contains("three"),
+        "{status}"
+    );
+    store.up().says(&["nothing to do"]);
 }
