@@ -365,7 +365,7 @@ impl Store {
         }
         let mut envs = self.envs()?;
         match envs.len() {
-            0 => Err(not_found!("no envs yet").help("rockenv up hip-smoke")),
+            0 => Err(Error::new(Kind::NoEnv, "no envs yet").help("rockenv up hip-smoke")),
             1 => Ok(envs.remove(0)),
             _ => Err(usage!("name one of the envs: {}", envs.join(", ")).help("rockenv ls")),
         }

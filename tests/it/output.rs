@@ -242,6 +242,7 @@ fn a_user_with_a_store_of_their_own_is_told_of_roots_too() {
     let _root = roots_store();
     for command in [
         &["status", "e"][..],
+        &["status"],
         &["exec", "e", "--", "true"],
         &["shell", "e"],
         &["du", "e"],
