@@ -247,10 +247,13 @@ pub(crate) fn directory_of(
         (VolumeKind::Output, VolumeSource::Store) => {
             made(output_directory(store, env.name(), &volume.name), spec)
         }
-        (VolumeKind::Source, VolumeSource::Git(_)) => sources
-            .get(&volume.name)
-            .cloned()
-            .ok_or_else(|| unexpected!("source `{}` is not fetched yet", volume.name)),
+        (VolumeKind::Source, VolumeSource::Git(_)) => {
+            let up = env.known_record()?.up_command();
+            let found = sources.get(&volume.name).filter(|path| path.exists());
+            found.cloned().ok_or_else(|| {
+                not_found!("source `{}` is missing from the store", volume.name).help(up)
+            })
+        }
         (VolumeKind::Source | VolumeKind::Host, VolumeSource::Path(path)) => existing(path, volume),
         (kind @ (VolumeKind::Output | VolumeKind::Host), VolumeSource::Git(_))
         | (kind @ (VolumeKind::Source | VolumeKind::Host), VolumeSource::Store) => Err(invalid!(

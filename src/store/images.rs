@@ -22,7 +22,6 @@ use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Result, ResultExt as _, exists};
-use crate::sys::shell::quoted;
 use crate::sys::signals::stop_if;
 use crate::tree;
 
@@ -106,24 +105,23 @@ impl Store {
         self.image_dir(key).join("root")
     }
 
-    /// Returns the path of an image's tree. If it is missing, the error has the command that builds the image.
+    /// Returns the path of an image's tree. If it is missing, the error has the command that helps.
     pub(super) fn known_image_root(&self, key: &ImageKey) -> Result<PathBuf> {
         let root = self.image_root(key);
         if root.try_exists()? {
             return Ok(root);
         }
-        // The record of an env on this image has the name too.
+        // `up` and `image build` would take an image with a description for a whole one.
+        if let Ok(Some(image)) = self.image(key) {
+            let name = image.name;
+            return Err(not_found!("image `{name}` has no tree").help("rockenv fsck --repair"));
+        }
+        // An image that is built again may be another one, which only `up` moves an env to.
         let envs = self.envs().unwrap_or_default().into_iter();
         let mut records = envs.filter_map(|name| self.record(&name).ok().flatten());
-        let name = match self.image(key) {
-            Ok(Some(image)) => Some(image.name),
-            Ok(None) | Err(_) => records
-                .find(|record| record.image_key == *key)
-                .map(|record| record.image),
-        };
-        let (image, help) = match &name {
-            Some(name) => (&**name, format!("rockenv image build {}", quoted(name))),
-            None => (&**key, "rockenv fsck".to_owned()),
+        let (image, help) = match records.find(|record| record.image_key == *key) {
+            Some(record) => (record.image.clone(), record.up_command()),
+            None => (key.to_string(), "rockenv fsck".to_owned()),
         };
         Err(not_found!("image `{image}` is missing from the store").help(help))
     }

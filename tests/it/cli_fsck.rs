@@ -537,12 +537,19 @@ fn images_and_references() {
     lab.finds_and_mends(&["names image `other`, which is missing"]);
     fs::rename(lab.at("images").join(KEY), lab.at("elsewhere")).unwrap();
     let text = lab.fsck(&["--repair"], 1);
-    let help = "rockenv image build debian-forky";
+    let help = "rockenv up rocm-library";
     assert!(text.contains(help), "{text}");
-    let error = lab.store.lowers(None, &KEY.parse().unwrap()).unwrap_err();
-    assert_eq!(error.help_text(), Some(help));
+    let helps = |help| {
+        let error = lab.store.lowers(None, &KEY.parse().unwrap()).unwrap_err();
+        assert_eq!(error.help_text(), Some(help));
+    };
+    helps(help);
     fs::rename(lab.at("elsewhere"), lab.at("images").join(KEY)).unwrap();
     lab.fsck(&[], 0);
+    fs::remove_dir_all(lab.at("images").join(KEY).join("root")).unwrap();
+    helps("rockenv fsck --repair");
+    lab.fsck(&["--repair"], 1);
+    helps(help);
 }
 
 #[test]

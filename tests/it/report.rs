@@ -221,6 +221,13 @@ fn a_repository_of_this_machine_is_not_named() {
         assert!(text.contains("a local repository"), "{text}");
         assert!(!text.contains(origin.to_str().unwrap()), "{text}");
     }
+    // A command inside names a clone that is gone.
+    fs::remove_dir_all(store.home().join("sources")).unwrap();
+    let up = format!("help: rockenv up {}", store.env());
+    store
+        .sh("true")
+        .exits(7)
+        .says(&["source `own` is missing from the store", &up]);
 }
 
 /// Returns the values of one name in the report's part on the lock file, in order.

@@ -345,8 +345,7 @@ impl Examination<'_> {
             if !self.store.images.get(key).is_some_and(|image| image.root) {
                 let (key, image) = (short(key), &record.image);
                 let message = format!("its base image `{key}` ({image}) is missing");
-                let help = format!("rockenv image build {image}");
-                self.unfixable(object.to_owned(), message, help);
+                self.unfixable(object.to_owned(), message, record.up_command());
             }
         }
     }

@@ -86,7 +86,7 @@ impl OutputsExport<'_> {
         let image_key = &env.known_record()?.image_key;
         let image = store
             .image(image_key)?
-            .ok_or_else(|| not_found!("the image of env `{name}` is gone"))?;
+            .ok_or_else(|| not_found!("the image of env `{name}` is gone").help("rockenv fsck"))?;
         // The digest covers what hooks do, so a missing description is no loss.
         let hooks = spec.hooks.iter().filter_map(|hook| {
             let found = hook::load(self.hook_dirs, &hook.name).ok()?;
