@@ -148,8 +148,7 @@ impl<'a> Execution<'a, '_> {
                     let found = fs::metadata(&source)?;
                     fs::copy(&source, &upper)?;
                     std::os::unix::fs::chown(&upper, Some(found.uid()), Some(found.gid()))?;
-                    let copy = fs::OpenOptions::new().write(true).open(&upper)?;
-                    copy.set_modified(found.modified()?)?;
+                    fs::File::open(&upper)?.set_modified(found.modified()?)?;
                 }
                 (false, true) => drop(tree::copy_tree(&source, &upper)?),
                 (false, false) => {
