@@ -7,8 +7,10 @@
 //! another user's checkout.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -59,6 +61,9 @@ const SETTINGS: [&str; 29] = [
 ];
 /// Those of them that name a file, which git opens.
 const FILES: [&str; 2] = ["core.attributesfile", "core.excludesfile"];
+/// Beginnings of the settings that include a file. Other conditions need a repository, and git reads a configuration
+/// outside of any.
+const INCLUDES: [&str; 2] = ["include.path", "includeif.hasconfig:"];
 /// Makes git compare everything that steps see, even if the repository or the user configured less.
 const SEES_ALL: [&str; 6] = [
     "-c",
@@ -103,18 +108,17 @@ impl<'a> Checkout<'a> {
         let (own, common) = git_directories(&work)?;
         let rights = rights(git, &work)?;
         let listed = settings(git, rights, &own, &common)?;
-        for name in FILES {
-            if let Some(Some(path)) = value(&listed, name) {
-                refuse_special_file(&work.join(path))?;
-            }
-        }
         // Steps see execute permissions, whatever the repository tells git.
         let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
         let settings = written(&listed, is_kept);
         let place = Place::new(rights)?;
         lay_out(git, &place.path, &own, &common, rights)?;
         fs::write(place.path.join("HEAD"), head(&own)?)?;
-        fs::write(place.path.join("config"), settings)?;
+        let config = place.path.join("config");
+        fs::write(&config, settings)?;
+        for path in paths(git, rights, &config, &listed, FILES)? {
+            refuse_special_file(&work.join(path))?;
+        }
         Ok(Self {
             git,
             work,
@@ -413,27 +417,57 @@ fn list(git: &Git<'_>, rights: Rights, file: &Path) -> Result<Vec<Setting>> {
         Ok(_) => {}
     }
     let own = read(git, rights, file, "--no-includes")?;
-    let mut left = included(file, &own);
+    let mut left = included(git, rights, file, &own)?;
     if left.is_empty() {
         return Ok(own);
     }
     let mut seen = BTreeSet::new();
     while let Some(path) = left.pop() {
         if refuse_special_file(&path)? && seen.insert(fs::canonicalize(&path)?) {
-            left.extend(included(&path, &read(git, rights, &path, "--no-includes")?));
+            let listed = read(git, rights, &path, "--no-includes")?;
+            left.extend(included(git, rights, &path, &listed)?);
         }
     }
     read(git, rights, file, "--includes")
 }
 
-/// Returns the files that a configuration file includes, except those that it names below a home, which are the user's.
-fn included(file: &Path, listed: &[Setting]) -> Vec<PathBuf> {
+/// Returns the files that a configuration file with the settings `listed` includes.
+fn included(
+    git: &Git<'_>,
+    rights: Rights,
+    file: &Path,
+    listed: &[Setting],
+) -> Result<Vec<PathBuf>> {
     let directory = file.parent().unwrap_or(file);
-    let named = listed.iter().filter_map(|(name, value)| {
-        let is_include = name == "include.path" || name.starts_with("includeif.");
-        value.as_ref().filter(|_| is_include)
-    });
-    named.map(|path| directory.join(path)).collect()
+    let named = paths(git, rights, file, listed, INCLUDES)?;
+    Ok(named.iter().map(|path| directory.join(path)).collect())
+}
+
+/// Returns the values of the settings in a file whose names begin with one of `names`, as git expands paths: they may
+/// start in a home or where git is installed.
+fn paths(
+    git: &Git<'_>,
+    rights: Rights,
+    file: &Path,
+    listed: &[Setting],
+    names: [&str; 2],
+) -> Result<Vec<PathBuf>> {
+    let is_one = |(name, _): &Setting| names.iter().any(|begin| name.starts_with(*begin));
+    if !listed.iter().any(is_one) {
+        return Ok(Vec::new());
+    }
+    let pattern = format!("^({})", names.join("|"));
+    let found = config(
+        git,
+        rights,
+        file,
+        &["--type=path", "--get-regexp", &pattern],
+    )?;
+    let path = |entry: &[u8]| {
+        let end = entry.iter().position(|byte| *byte == b'\n')?;
+        Some(PathBuf::from(OsStr::from_bytes(&entry[end + 1..])))
+    };
+    Ok(found.split(|byte| *byte == 0).filter_map(path).collect())
 }
 
 /// Refuses a FIFO or device. Returns whether the path is a regular file.
@@ -446,12 +480,17 @@ fn refuse_special_file(path: &Path) -> Result<bool> {
     }
 }
 
-fn read(git: &Git<'_>, rights: Rights, file: &Path, includes: &str) -> Result<Vec<Setting>> {
+/// Runs `git config` for one file, outside of any repository.
+fn config(git: &Git<'_>, rights: Rights, file: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
     let Some(file) = file.to_str() else {
         return Err(invalid!("the path `{}` is not UTF-8", file.display()));
     };
-    let arguments = ["config", "--file", file, includes, "--null", "--list"];
-    let listed = git.finish(git.program(rights)?, Path::new("/"), &arguments)?;
+    let arguments = [&["config", "--file", file, "--null"][..], arguments].concat();
+    git.finish(git.program(rights)?, Path::new("/"), &arguments)
+}
+
+fn read(git: &Git<'_>, rights: Rights, file: &Path, includes: &str) -> Result<Vec<Setting>> {
+    let listed = config(git, rights, file, &[includes, "--list"])?;
     let listed = String::from_utf8_lossy(&listed);
     let entries = listed.split_terminator('\0');
     let setting = |entry: &str| match entry.split_once('\n') {

@@ -129,16 +129,25 @@ fn what_no_git_wrote_is_refused_without_waiting() {
     let kept = fs::read_to_string(&config).unwrap();
     fs::write(own.join("more"), "[include]\n\tpath = ../pipe\n").unwrap();
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    for text in [
-        "[include]\n\tpath = ../pipe\n",
-        "[include]\n\tpath = more\n",
-        "[core]\n\texcludesFile = pipe\n",
-        "[core]\n\tattributesFile = pipe\n",
+    // git expands the place where it is installed, as it expands `~user`.
+    let expanded = format!("%(prefix)/../../../../..{}", pipe.display());
+    for (section, key, path) in [
+        ("include", "path", "../pipe"),
+        ("include", "path", "more"),
+        ("include", "path", expanded.as_str()),
+        ("core", "excludesFile", "pipe"),
+        ("core", "excludesFile", expanded.as_str()),
+        ("core", "attributesFile", "pipe"),
     ] {
-        fs::write(&config, format!("{kept}{text}")).unwrap();
+        let text = format!("{kept}[{section}]\n\t{key} = {path}\n");
+        fs::write(&config, text).unwrap();
         let error = git.open(directory.path()).unwrap_err();
         assert_has!(error.chain().join(" "), "pipe` is not a regular file");
     }
+    // A condition that does not apply includes no file, so that need not be readable.
+    let unread = "[includeIf \"gitdir:/none\"]\n\tpath = ../pipe\n";
+    fs::write(&config, format!("{kept}{unread}")).unwrap();
+    git.open(directory.path()).unwrap();
     fs::write(&config, kept).unwrap();
     fs::remove_file(&pipe).unwrap();
     for name in [
