@@ -122,12 +122,14 @@ pub struct Store {
 /// Help for a store that cannot be at the requested path.
 const OTHER_HOME: &str = "choose another directory with --home or ROCKENV_HOME";
 
+/// The version field of a description.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
 /// Refuses a description of a newer rockenv, before its other fields pass for damaged ones.
 fn refuse_newer(path: &Path, newest: u32, object: &str) -> Result<()> {
-    #[derive(Deserialize)]
-    struct Versioned {
-        version: u32,
-    }
     match atomic::read_json::<Versioned>(path) {
         Ok(Some(Versioned { version })) if version > newest => Err(invalid!(
             "{object} has format {version}, but this rockenv supports only {newest}"
@@ -330,9 +332,13 @@ impl Store {
     /// Reads an env's record without its lock, as the last finished command left it.
     pub fn record(&self, name: &EnvName) -> Result<Option<Record>> {
         let directory = self.env_dir(name);
-        let record = directory.join("record.json");
-        refuse_newer(&record, record::VERSION, &format!("env `{name}`"))?;
-        let Some(mut record) = atomic::read_json::<Record>(&record)? else {
+        let path = directory.join("record.json");
+        let read = atomic::read_json::<Record>(&path);
+        // A usable record is read once: it may be long, and each command reads it several times.
+        if !matches!(&read, Ok(Some(record)) if record.version <= record::VERSION) {
+            refuse_newer(&path, record::VERSION, &format!("env `{name}`"))?;
+        }
+        let Some(mut record) = read? else {
             return Ok(None);
         };
         removal::leave_out_removed(&directory, &mut record)?;

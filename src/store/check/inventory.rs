@@ -5,7 +5,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::ContainerItem;
@@ -17,7 +16,7 @@ use crate::store::access::{Obstacle, PRIVATE, SHARED};
 use crate::store::images::Image;
 use crate::store::removal::{REMOVED, leave_out_removed};
 use crate::store::results::{ResultState, StepResults};
-use crate::store::{Layer, Lock, Record, Store, journal, lock};
+use crate::store::{Layer, Lock, Record, Store, Versioned, journal, lock};
 use crate::sys::error::{Kind, Result, if_exists};
 use crate::tree::Method;
 
@@ -441,12 +440,6 @@ pub(in crate::store) fn is_busy(path: &Path) -> bool {
             // On a read-only file system, no command changes anything.
             Err(error) => error.kind() != Kind::Unavailable,
         }
-}
-
-/// The version field of a description.
-#[derive(Deserialize)]
-struct Versioned {
-    version: u32,
 }
 
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
