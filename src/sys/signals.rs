@@ -10,18 +10,19 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::system_text;
 use crate::sys::readable::readable;
 
 /// The signals in [`STOP`], blocked and readable instead.
 #[derive(Debug)]
 pub(crate) struct Signals(SignalFd);
 
-/// Returns whether this process was started with the signal ignored, for example by `nohup`.
-fn is_ignored(signal: Signal) -> bool {
-    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
+/// Returns a bit for each signal that this process was started to ignore, for example by `nohup`.
+fn ignored() -> u64 {
+    let status = system_text("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask & (1 << (signal as i32 - 1)) != 0)
+        .unwrap_or_default()
 }
 
 /// The signals that ask the process to stop.
@@ -34,10 +35,10 @@ pub(crate) const STOP: [Signal; 4] = [
 
 /// Blocks signals for the rest of this process, and returns a descriptor to read them.
 pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
-    let mut mask = SigSet::empty();
+    let (mut mask, ignored) = (SigSet::empty(), ignored());
     for signal in signals {
         // A blocked signal is queued even if it is ignored.
-        if !is_ignored(*signal) {
+        if ignored & (1 << (*signal as i32 - 1)) == 0 {
             mask.add(*signal);
         }
     }
