@@ -429,6 +429,9 @@ mod tests {
         // A signal after the command ends a wait for a lock.
         nix::sys::signal::raise(Signal::SIGTERM).unwrap();
         assert!(signals::stop_if_pending().is_err());
+        // The next test may run in the same thread.
+        let taken = Signals::take().unwrap();
+        assert_eq!(taken.pending().unwrap(), Some(Signal::SIGTERM as i32));
     }
 
     #[test]
