@@ -17,6 +17,7 @@ use crate::engine::hold::Ended;
 use crate::plan::ids::EnvName;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result, if_exists};
+use crate::sys::host::system_text;
 
 /// Name of the file in an env's directory.
 pub(super) const FILE: &str = "ephemeral";
@@ -58,7 +59,7 @@ impl Owner {
 
 /// Returns when a process began.
 fn start_of(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let text = system_text(format!("/proc/{pid}/stat")).ok()?;
     // pid (name) state ..., and the name may contain anything; the start time is the 22nd field.
     let (_, rest) = text.rsplit_once(") ")?;
     rest.split(' ').nth(19)?.parse().ok()
@@ -248,8 +249,12 @@ mod tests {
     fn numbers_alone_keep_nothing() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(fate(directory.path()).unwrap(), Fate::Kept);
+        // The program's name may be in any encoding.
+        let name = fs::read("/proc/self/comm").unwrap();
+        fs::write("/proc/self/comm", b"caf\xe9").unwrap();
         let this = Owner::this(&up());
         assert!(this.is_ours() && this.start > 0);
+        fs::write("/proc/self/comm", name.trim_ascii_end()).unwrap();
         // Its process id was reused, or the machine was rebooted since.
         let reused = Owner {
             start: this.start - 1,

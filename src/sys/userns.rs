@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fs_err as fs;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::sys::account;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
+use crate::sys::host::system_text;
 
 /// Whether this process, or its parent, has entered a user namespace.
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -106,7 +106,7 @@ fn map(own: u32, ranges: &[Range]) -> String {
 }
 
 fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
-    let text = if_exists(fs::read_to_string(file))?.unwrap_or_default();
+    let text = if_exists(system_text(file))?.unwrap_or_default();
     let found = parse(&text, name, uid);
     if found.is_empty() {
         return Err(unavailable!(

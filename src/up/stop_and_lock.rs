@@ -11,6 +11,7 @@ use crate::plan::ids::EnvName;
 use crate::store::env::env_named;
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Kind, Result};
+use crate::sys::host::system_text;
 
 /// How long the holder of an env may take to stop after being asked.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -101,7 +102,7 @@ fn is_rockenv(pid: i32) -> bool {
     match fs_err::read_link(format!("/proc/{pid}/exe")) {
         // A process in its own user namespace, as without root, reveals only its name.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            let name = |pid: &str| fs_err::read_to_string(format!("/proc/{pid}/comm")).ok();
+            let name = |pid: &str| fs_err::read(format!("/proc/{pid}/comm")).ok();
             name("self").is_some() && name("self") == name(&pid.to_string())
         }
         theirs => ours.is_some() && ours == theirs.ok(),
@@ -141,7 +142,7 @@ fn is_holder(process: &Path) -> bool {
 }
 
 fn is_stopped(process: &Path) -> bool {
-    let status = fs_err::read_to_string(process.join("status")).unwrap_or_default();
+    let status = system_text(process.join("status")).unwrap_or_default();
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));
     state.is_some_and(|state| state.trim_start().starts_with('T'))
 }
