@@ -101,6 +101,7 @@ build: ## the release binary
 bench: ## measure, against the peers; BENCH=--in-memory leaves the disk out, and needs 20 GiB of memory (root)
 	@$(need-root)
 	@tests/host test
+	@tests/host bench
 	cargo build --locked --profile dist --config packaging/dist.toml
 	ROCKENV=$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv tests/bench/run $(BENCH)
 
