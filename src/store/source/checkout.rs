@@ -28,7 +28,7 @@ use crate::tree;
 
 /// The repository settings that define the meaning of its files and objects, and the format of differences; none of
 /// them names a program.
-const SETTINGS: [&str; 29] = [
+const SETTINGS: [&str; 28] = [
     "core.abbrev",
     "core.attributesfile",
     "core.autocrlf",
@@ -37,7 +37,6 @@ const SETTINGS: [&str; 29] = [
     "core.eol",
     "core.excludesfile",
     "core.filemode",
-    "core.ignorecase",
     "core.precomposeunicode",
     "core.protecthfs",
     "core.protectntfs",
@@ -65,9 +64,11 @@ const FILES: [&str; 2] = ["core.attributesfile", "core.excludesfile"];
 /// outside of any.
 const INCLUDES: [&str; 2] = ["include.path", "includeif.hasconfig:"];
 /// Makes git compare everything that steps see, even if the repository or the user configured less.
-const SEES_ALL: [&str; 6] = [
+const SEES_ALL: [&str; 8] = [
     "-c",
     "core.checkStat=default",
+    "-c",
+    "core.ignoreCase=false",
     "-c",
     "core.symlinks=true",
     "-c",
@@ -108,7 +109,7 @@ impl<'a> Checkout<'a> {
         let (own, common) = git_directories(&work)?;
         let rights = rights(git, &work)?;
         let listed = settings(git, rights, &own, &common)?;
-        // Steps see execute permissions, whatever the repository tells git.
+        // Steps see execute permissions, whatever the repository or the user tells git.
         let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
         let settings = written(&listed, is_kept);
         let place = Place::new(rights)?;
@@ -388,7 +389,8 @@ fn written(listed: &[Setting], is_kept: impl Fn(&str) -> bool) -> String {
             None => format!("[{section}]\n\t{key}\n"),
         })
     });
-    std::iter::once("[core]\n\tbare = false\n".to_owned())
+    // Without a value here, git would use the user's.
+    std::iter::once("[core]\n\tbare = false\n\tfilemode = true\n".to_owned())
         .chain(kept)
         .collect()
 }

@@ -518,6 +518,12 @@ mod tests {
         fs::set_permissions(path.join("a"), mode(0o755)).unwrap();
         assert!(seen.insert(git.fingerprint(path).unwrap()));
         fs::set_permissions(path.join("a"), mode(0o644)).unwrap();
+        // git would take the new file for the tracked one.
+        run(&["config", "core.ignoreCase", "true"]);
+        fs::write(path.join("A"), "").unwrap();
+        let print = git.fingerprint(path).unwrap();
+        assert!(seen.insert(print.clone()) && is_untracked(&print));
+        fs::remove_file(path.join("A")).unwrap();
         // git takes files in place of a submodule for the submodule's.
         fs::create_dir_all(path.join("sub")).unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), clean);

@@ -76,6 +76,20 @@ fn what_files_mean_is_as_the_repository_says() {
     }
 }
 
+/// The user's own configuration applies where the repository's has no value.
+#[test]
+fn permissions_count_whatever_the_user_configured() {
+    let (directory, git) = (repository(), Git::new(me()));
+    let name = "core.fileMode";
+    for value in ["true", "false"] {
+        let config = ["config", name, value];
+        git.run(directory.path(), &config).unwrap();
+        let checkout = git.open(directory.path()).unwrap();
+        let config = ["config", "--local", name];
+        assert_eq!(checkout.text(&config).unwrap(), "true\n");
+    }
+}
+
 #[test]
 fn other_work_trees_and_formats_are_read() {
     let (directory, git) = (repository(), Git::new(me()));
