@@ -27,7 +27,7 @@ pub(super) fn chain(
     // The parent's key without the part that TheRock's fingerprints replace.
     let mut bare = base.clone();
     let (mut prints, mut own, mut open) = (None, String::new(), None);
-    // Whether the source has untracked files: TheRock asks git for changes, and git's answer omits them.
+    // Whether the source has changes that TheRock does not see: it asks git for them, and git's answer omits some.
     let mut blind = false;
     // The preceding steps that are in no later key. Hooks that begin at them are in the next step's key.
     let mut uncached_downstream: Vec<StepName> = Vec::new();
@@ -92,10 +92,10 @@ fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
     step.inputs.iter().map(print).collect()
 }
 
-/// Suffix of a fingerprint of a checkout with untracked files.
+/// Suffix of a fingerprint of a checkout with untracked files, or with changes that git is told not to check.
 pub(crate) const UNTRACKED: &str = "?";
 
-/// Returns whether a fingerprint is of a checkout with untracked files, including its submodules'.
+/// Returns whether a fingerprint is of a checkout with such files, including its submodules'.
 pub(crate) fn is_untracked(fingerprint: &str) -> bool {
     fingerprint.ends_with(UNTRACKED)
 }
