@@ -1,7 +1,6 @@
 //! Owns an env under its lock: every change to its data on disk, and the cleanup after a killed command.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use super::{Layer, Lock, Store, no_env, removal};
 use crate::engine::Root;
 use crate::engine::hold::ContainerRecord;
 use crate::engine::session::{self, Retirement};
-use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
+use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId};
 use crate::plan::jobs::Past;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
@@ -155,39 +154,6 @@ impl LockedEnv<'_> {
     /// Returns the directory for files that exist only while a container runs.
     pub fn run_dir(&self) -> PathBuf {
         self.directory.join("run")
-    }
-
-    /// Records that a step begins. Until the step succeeds, the build volumes contain its partial work.
-    ///
-    /// Synced if the env has volumes: after a power failure, the step's writes must not pass for the state of the
-    /// layer below.
-    pub(super) fn begin_attempt(&self, key: &StepKey, sees_volumes: bool) -> Result<()> {
-        remove(&self.directory.join(JOINED))?;
-        let record = self.known_record()?;
-        let survives = match record.head.volumes.is_empty() {
-            true => Survives::Nothing,
-            false => Survives::New,
-        };
-        let on = record.head.layer.as_deref().unwrap_or_default();
-        let apart = if sees_volumes { "" } else { APART };
-        let text = format!("{}\n{on}\n{apart}", attempt_line(key, record));
-        atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
-    }
-
-    /// Deletes the record of a begun step.
-    pub fn end_attempt(&self) -> Result<()> {
-        remove(&self.directory.join(JOINED))?;
-        remove(&self.directory.join(ATTEMPT))
-    }
-
-    /// Returns whether an `exec` or `shell` command joined the step that began last on the current build volumes.
-    pub(super) fn is_joined(&self) -> Result<bool> {
-        let record = self.known_record()?;
-        let read = |name| if_exists(fs::read(self.directory.join(name)));
-        let joined = read(JOINED)?;
-        Ok(joined.is_some()
-            && joined == read(ATTEMPT)?
-            && self.store.written_attempt(&self.name, record)?.is_some())
     }
 
     /// Returns the lock's descriptor, for the container's holder.
@@ -425,148 +391,6 @@ impl LockedEnv<'_> {
     }
 }
 
-/// File that records a begun step.
-const ATTEMPT: &str = "attempt";
-/// Last line of that file, if the step sees no build volume.
-const APART: &str = "apart";
-/// Copy of that file, made when a command joins the step.
-const JOINED: &str = "joined";
-
 pub(super) fn remove(file: &Path) -> Result<()> {
     if_exists(fs::remove_file(file)).map(drop)
-}
-
-/// A step that began and did not succeed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
-    pub key: StepKey,
-    /// The layer that it began on; `None` is the bare image.
-    pub on: Option<LayerId>,
-    pub sees_volumes: bool,
-}
-
-/// Returns the first line of the attempt file. It names the volumes: an attempt on replaced volumes says nothing
-/// about the current ones.
-fn attempt_line(key: &StepKey, record: &Record) -> String {
-    let volumes: Vec<&str> = record.head.volumes.values().map(VolumeId::as_str).collect();
-    format!("{key} {}", volumes.join(" "))
-}
-
-impl Store {
-    /// Returns the key of the step that began on the env's current build volumes and did not succeed.
-    pub fn attempt(&self, name: &EnvName, record: &Record) -> Result<Option<StepKey>> {
-        Ok(self.whole_attempt(name, record)?.map(|begun| begun.key))
-    }
-
-    /// Returns the same step with the layer below it.
-    pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
-        let written = self.written_attempt(name, record)?;
-        written.map_or_else(|| self.restored_attempt(record), |begun| Ok(Some(begun)))
-    }
-
-    /// Returns the unfinished step whose partial work a rollback restored with the build volumes.
-    fn restored_attempt(&self, record: &Record) -> Result<Option<Attempt>> {
-        let from = record.head.volumes_from().layer;
-        let on = from.filter(|_| self.freezes_volumes());
-        let layer = on.map(|on| self.layer(&on)).transpose()?.flatten();
-        let begun = layer.and_then(|layer| Some((layer.begun?, layer.id)));
-        Ok(begun.map(|(key, on)| Attempt {
-            key,
-            on: Some(on),
-            sees_volumes: true,
-        }))
-    }
-
-    fn written_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
-        let bytes = if_exists(fs::read(self.env_dir(name).join(ATTEMPT)))?.unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
-        let mut lines = text.split('\n');
-        let line = lines.next().unwrap_or_default();
-        // Older versions wrote one line.
-        let on = match lines.next() {
-            Some(on) => on.parse().ok(),
-            None => record.head.layer.clone(),
-        };
-        let sees_volumes = lines.next() != Some(APART);
-        let key = line.split_once(' ').and_then(|(key, _)| key.parse().ok());
-        let key = key.filter(|key: &StepKey| line == attempt_line(key, record));
-        Ok(key.map(|key| Attempt {
-            key,
-            on,
-            sees_volumes,
-        }))
-    }
-
-    /// Records that an `exec` or `shell` command joins the running step, by a copy of the attempt file: the step's
-    /// `up` holds the lock. Returns whether the command is the first to join.
-    pub fn join_attempt(&self, name: &EnvName) -> Result<bool> {
-        let directory = self.env_dir(name);
-        let (attempt, joined) = (directory.join(ATTEMPT), directory.join(JOINED));
-        let Some(text) = if_exists(fs::read(&attempt))? else {
-            // The step just ended.
-            return Ok(false);
-        };
-        if fs::read(&joined).is_ok_and(|known| known == text) {
-            return Ok(false);
-        }
-        let mut new = tempfile::Builder::new()
-            .prefix(atomic::PREFIX)
-            .tempfile_in(&directory)?;
-        new.write_all(&text)?;
-        new.as_file().sync_data()?;
-        match new.persist(&joined) {
-            // The step ended, and the next process that took the lock discarded the file.
-            Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            other => drop(other.map_err(|error| error.error)?),
-        }
-        fs::File::open(&directory)?.sync_data()?;
-        if !attempt.exists() {
-            // The env was removed meanwhile, and only this file is left.
-            remove(&joined)?;
-        }
-        Ok(true)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use super::*;
-
-    /// A process that takes the env's lock discards unfinished files in its directory.
-    #[test]
-    fn a_command_that_joins_an_ending_step_gets_no_error() {
-        let root = tempfile::tempdir().unwrap();
-        let store = Store::open(&root.path().join("store")).unwrap();
-        let env = store.env_dir(&"a".into());
-        fs::create_dir_all(&env).unwrap();
-        fs::write(env.join(ATTEMPT), "key").unwrap();
-        let ended = AtomicBool::new(false);
-        let mut joined = [0, 0];
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !ended.load(Ordering::Relaxed) {
-                    for name in names(&env).unwrap() {
-                        if name.starts_with(atomic::PREFIX) {
-                            drop(fs::remove_file(env.join(name)));
-                        }
-                    }
-                }
-            });
-            let until = Instant::now() + Duration::from_secs(20);
-            while Instant::now() < until && joined.contains(&0) {
-                match store.join_attempt(&"a".into()) {
-                    Ok(first) => joined[usize::from(first)] += 1,
-                    Err(error) => {
-                        ended.store(true, Ordering::Relaxed);
-                        panic!("{error}");
-                    }
-                }
-                drop(fs::remove_file(env.join(JOINED)));
-            }
-            ended.store(true, Ordering::Relaxed);
-        });
-        assert!(joined[0] > 0, "the racer never won: {joined:?}");
-    }
 }

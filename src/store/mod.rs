@@ -11,6 +11,7 @@ pub(crate) mod usage;
 
 mod access;
 mod added_user;
+pub(crate) mod attempt;
 pub(crate) mod ballast;
 pub(crate) mod build_logs;
 mod build_volumes;

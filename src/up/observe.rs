@@ -9,7 +9,7 @@ use crate::plan::record::{Outcome, Snapshot, StepRecord};
 use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
-use crate::store::env::Attempt;
+use crate::store::attempt::Attempt;
 use crate::store::history::LayerSearch;
 use crate::store::layer::VolumeState;
 use crate::store::results::outputs;
