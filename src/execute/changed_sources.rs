@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::SystemTime;
+
+use jiff::Timestamp;
 
 use super::Execution;
 use crate::plan::Action;
@@ -96,7 +97,7 @@ impl Execution<'_, '_> {
 
     /// Returns a source of the user that another process wrote to while a step ran, if any. The source is as before,
     /// but the step may have read other content.
-    pub(super) fn touched_while(&self, step: &Step, began: SystemTime) -> Result<Option<String>> {
+    pub(super) fn touched_while(&self, step: &Step, began: Timestamp) -> Result<Option<String>> {
         let cancel = Cancel::new(self.signals);
         let git = Git::until(&self.spec.user, &cancel);
         for input in step.inputs.iter().filter(|input| self.is_users_own(input)) {
@@ -109,7 +110,7 @@ impl Execution<'_, '_> {
                     path => source.join(path),
                 };
                 let known = self.store.known_fingerprint(&place);
-                let touched = git.is_touched(source, &place, &known, began, steps_write);
+                let touched = git.is_touched(source, &place, &known, began.into(), steps_write);
                 match cancel.outcome(touched) {
                     Ok(false) => {}
                     Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),

@@ -141,6 +141,7 @@ impl Execution<'_, '_> {
         let run = step_log::run_name(Timestamp::now());
         let durable = sync::Durable::start(self.store);
         let stopped = self.run_steps(&run, &durable);
+        let stopped = stopped.and_then(|stopped| self.end_stale_views().map(|()| stopped));
         let synced = durable.finish();
         if let Some(stopped) = stopped? {
             // The reason why a step failed comes first.
@@ -204,6 +205,8 @@ impl Execution<'_, '_> {
             let step = spec
                 .step(&planned.name)
                 .ok_or_else(|| unexpected!("the plan names an unknown step"))?;
+            // Earlier than the comparison: a view is made of the sources before the step begins.
+            let began = Timestamp::now();
             match self.is_stale_before(step, last.is_some()) {
                 Ok(false) => {}
                 Ok(true) => return Ok(Some(ExecutionProgress::Changed(last.cloned()))),
@@ -217,7 +220,7 @@ impl Execution<'_, '_> {
                 cached: false,
             });
             let begun = Instant::now();
-            let ended = self.run_step(index, step, run);
+            let ended = self.run_step(index, step, run, began);
             let has_begun = last.is_some() || ended.is_ok();
             match ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)) {
                 StepEnd::Frozen(layer) => {

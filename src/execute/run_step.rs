@@ -1,8 +1,6 @@
 //! Owns running one step: its snapshot if it succeeds, a second run with half the jobs if memory ran out, and what
 //! remains if it fails.
 
-use std::time::SystemTime;
-
 use jiff::Timestamp;
 
 use super::outcome::Ran;
@@ -12,7 +10,7 @@ use super::{Ended, Ending, Execution, Failure, StepEnd, step};
 use crate::plan::ids::LayerId;
 use crate::plan::jobs::Past;
 use crate::plan::record::{Failed, INTERRUPTED, Origin, Outcome, Record, StepRecord};
-use crate::plan::resolve::{Step, VolumeKind};
+use crate::plan::resolve::{Step, Volume, VolumeKind};
 use crate::plan::step_log::StepLog;
 use crate::store::history::History;
 use crate::store::layer;
@@ -26,9 +24,17 @@ use crate::ui::metrics::Row;
 type Lookups = (u64, u64);
 
 impl Execution<'_, '_> {
-    /// Runs a step. An error means that it has not begun, for example because a hook could not be applied.
-    pub(super) fn run_step(&mut self, index: u32, step: &Step, run: &str) -> Result<StepEnd> {
+    /// Runs a step whose sources were compared with its key at the moment `began` or later. An error means that it has
+    /// not begun, for example because a hook could not be applied.
+    pub(super) fn run_step(
+        &mut self,
+        index: u32,
+        step: &Step,
+        run: &str,
+        began: Timestamp,
+    ) -> Result<StepEnd> {
         let parent = self.env.known_record()?.head.layer.clone();
+        let began = self.first_began(step, began)?;
         let (views, foreign) = self.views(index, step, parent.as_ref(), run)?;
         let attempt = Attempt {
             index,
@@ -41,9 +47,23 @@ impl Execution<'_, '_> {
         };
         let mut seen = self.spec.visible(step);
         let sees_volumes = seen.any(|volume| volume.kind == VolumeKind::Build);
-        self.env.begin_step(&step.key, sees_volumes)?;
-        let ended = self.run_begun(attempt, foreign, run);
+        self.env.begin_step(&step.key, sees_volumes, began)?;
+        let ended = self.run_begun(attempt, foreign, run, began);
         Ok(ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)))
+    }
+
+    /// Returns when the first of the runs began whose work a step continues, which may have read other sources. `began`
+    /// is the beginning of this run.
+    fn first_began(&self, step: &Step, began: Timestamp) -> Result<Timestamp> {
+        let keeps_work = |volume: &Volume| match volume.kind {
+            VolumeKind::Build | VolumeKind::Output => true,
+            VolumeKind::Source => self.spec.hooks_at(step, &volume.name).next().is_some(),
+            VolumeKind::Cache | VolumeKind::Host => false,
+        };
+        Ok(match self.spec.visible(step).any(keeps_work) {
+            true => self.env.began(&step.key)?.unwrap_or(began),
+            false => began,
+        })
     }
 
     /// Runs a step that has begun. With `foreign`, its views have files that a clean build would not have; see `views`.
@@ -52,6 +72,7 @@ impl Execution<'_, '_> {
         mut attempt: Attempt<'_>,
         foreign: Option<bool>,
         run: &str,
+        began: Timestamp,
     ) -> Result<StepEnd> {
         let (step, parent) = (attempt.step, attempt.parent);
         let lookups = self.lookups();
@@ -59,7 +80,6 @@ impl Execution<'_, '_> {
         let others = self.sees_other_files(step, &before, parent)?;
         let foreign = foreign.or(others.then_some(false));
         let inputs = self.inputs_before(step)?;
-        let began = SystemTime::now();
         let mut ran = self.run_or_leave(&attempt, &before)?;
         if ran.out_of_memory() && attempt.jobs > 1 {
             self.measure(&attempt, Outcome::Failed, &ran, lookups)?;

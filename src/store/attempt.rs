@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use fs_err as fs;
+use jiff::Timestamp;
 
 use super::env::remove;
 use super::{LockedEnv, Store};
@@ -13,7 +14,7 @@ use crate::sys::error::{Result, if_exists};
 
 /// File that records a begun step.
 const ATTEMPT: &str = "attempt";
-/// Last line of that file, if the step sees no build volume.
+/// Third line of that file, if the step sees no build volume.
 const APART: &str = "apart";
 /// Copy of that file, made when a command joins the step.
 const JOINED: &str = "joined";
@@ -25,6 +26,8 @@ pub struct Attempt {
     /// The layer that it began on; `None` is the bare image.
     pub on: Option<LayerId>,
     pub sees_volumes: bool,
+    /// When its first run began, if known.
+    pub began: Option<Timestamp>,
 }
 
 /// Returns the first line of the attempt file. It names the volumes: an attempt on replaced volumes says nothing
@@ -56,6 +59,7 @@ impl Store {
             key,
             on: Some(on),
             sees_volumes: true,
+            began: None,
         }))
     }
 
@@ -64,18 +68,20 @@ impl Store {
         let text = String::from_utf8_lossy(&bytes);
         let mut lines = text.split('\n');
         let line = lines.next().unwrap_or_default();
-        // Older versions wrote one line.
+        // Older versions wrote one line, then three.
         let on = match lines.next() {
             Some(on) => on.parse().ok(),
             None => record.head.layer.clone(),
         };
         let sees_volumes = lines.next() != Some(APART);
+        let began = lines.next().and_then(|began| began.parse().ok());
         let key = line.split_once(' ').and_then(|(key, _)| key.parse().ok());
         let key = key.filter(|key: &StepKey| line == attempt_line(key, record));
         Ok(key.map(|key| Attempt {
             key,
             on,
             sees_volumes,
+            began,
         }))
     }
 
@@ -111,11 +117,26 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
+    /// Returns when the first run of a step began, if the step continues the work of runs that did not succeed.
+    pub(crate) fn began(&self, key: &StepKey) -> Result<Option<Timestamp>> {
+        let begun = self
+            .store
+            .whole_attempt(self.name(), self.known_record()?)?;
+        Ok(begun
+            .filter(|begun| begun.key == *key)
+            .and_then(|begun| begun.began))
+    }
+
     /// Records that a step begins. Until the step succeeds, the build volumes contain its partial work.
     ///
     /// Synced if the env has volumes: after a power failure, the step's writes must not pass for the state of the
     /// layer below.
-    pub(super) fn begin_attempt(&self, key: &StepKey, sees_volumes: bool) -> Result<()> {
+    pub(super) fn begin_attempt(
+        &self,
+        key: &StepKey,
+        sees_volumes: bool,
+        began: Option<Timestamp>,
+    ) -> Result<()> {
         remove(&self.directory.join(JOINED))?;
         let record = self.known_record()?;
         let survives = match record.head.volumes.is_empty() {
@@ -124,7 +145,8 @@ impl LockedEnv<'_> {
         };
         let on = record.head.layer.as_deref().unwrap_or_default();
         let apart = if sees_volumes { "" } else { APART };
-        let text = format!("{}\n{on}\n{apart}", attempt_line(key, record));
+        let began = began.map_or_else(String::new, |began| began.to_string());
+        let text = format!("{}\n{on}\n{apart}\n{began}", attempt_line(key, record));
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -160,8 +161,14 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Records that a step begins on the live build volumes, whether it sees any, and their origin.
-    pub fn begin_step(&mut self, key: &StepKey, sees_volumes: bool) -> Result<()> {
+    /// Records that a step begins on the live build volumes, whether it sees any, their origin, and when its first run
+    /// began.
+    pub fn begin_step(
+        &mut self,
+        key: &StepKey,
+        sees_volumes: bool,
+        began: Timestamp,
+    ) -> Result<()> {
         let mut from = self.known_record()?.head.volumes_from();
         if from.history != History::Clean && self.begins_empty()? {
             from = VolumesFrom {
@@ -188,7 +195,7 @@ impl LockedEnv<'_> {
                 record.head.by_hand = Some(ByHand::Nothing);
             })?;
         }
-        self.begin_attempt(key, sees_volumes)
+        self.begin_attempt(key, sees_volumes, Some(began))
     }
 
     /// Returns the layer whose content the live build volumes have. After a failed attempt of another step, whose

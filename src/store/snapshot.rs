@@ -431,9 +431,11 @@ impl LockedEnv<'_> {
         drop(shared);
         // The copies include the partial work of an unfinished step.
         if self.store.freezes_volumes()
-            && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)?
+            && let Some(begun) = from
+                .store
+                .whole_attempt(from.name(), from.known_record()?)?
         {
-            self.begin_attempt(&begun, true)?;
+            self.begin_attempt(&begun.key, true, begun.began)?;
             if from.is_joined()? {
                 self.store.join_attempt(self.name())?;
             }

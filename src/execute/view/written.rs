@@ -27,6 +27,11 @@ impl Execution<'_, '_> {
         let is_copy = self.env.known_record()?.service.is_some();
         let commands = if_exists(fs::read_to_string(directory.join(COMMANDS)))?;
         let commands = commands.unwrap_or_default();
+        if self.clean && stack.written.begun.is_some() {
+            // The step that has not ended may have begun on other sources.
+            stack.layers.clear();
+            stack.upper = None;
+        }
         if is_written(stack, directory, is_copy)? {
             let by_hand = is_changed_by_hand(stack, directory, &commands)?;
             if by_hand || !stack.written.is_before(parent, key) {
@@ -53,16 +58,34 @@ impl Execution<'_, '_> {
         layer: &LayerId,
     ) -> Result<()> {
         let parent = parent.map_or("", LayerId::as_str);
-        let views = if_exists(fs::read_dir(self.env.directory().join("views")))?;
-        for view in views.into_iter().flatten() {
-            let file = stack_file(&view?.path());
-            let Some(mut stack) = atomic::read_json::<Stack>(&file)? else {
-                continue;
-            };
+        self.change_stacks(|stack| {
             if stack.written.from.as_deref() == Some(parent) {
                 stack.written.from = Some(layer.as_str().to_owned());
                 stack.written.begun = None;
-                atomic::write_json(&file, &stack)?;
+            }
+        })
+    }
+
+    /// Lets the next command make the views anew if a step was built from other sources than its key states: hooks and
+    /// steps may have copied files of those into a view.
+    pub(in crate::execute) fn end_stale_views(&self) -> Result<()> {
+        match &self.stale {
+            Some(_) => self.change_stacks(|stack| stack.base.clear()),
+            None => Ok(()),
+        }
+    }
+
+    fn change_stacks(&self, change: impl Fn(&mut Stack)) -> Result<()> {
+        let views = if_exists(fs::read_dir(self.env.directory().join("views")))?;
+        for view in views.into_iter().flatten() {
+            let file = stack_file(&view?.path());
+            let Some(stack) = atomic::read_json::<Stack>(&file)? else {
+                continue;
+            };
+            let mut changed = stack.clone();
+            change(&mut changed);
+            if changed != stack {
+                atomic::write_json(&file, &changed)?;
             }
         }
         Ok(())

@@ -207,6 +207,66 @@ fn a_source_that_was_another_one_meanwhile_is_no_result_of_either() {
     store.up().says(&["nothing to do"]);
 }
 
+/// As Ctrl-C after an edit by mistake, and `git checkout` of the file.
+#[test]
+fn what_a_failed_step_made_of_an_edited_source_is_no_result_of_the_old_one() {
+    let store = TestStore::new();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("f"), "good").unwrap();
+    let mode = std::fs::Permissions::from_mode(0o666);
+    fs::set_permissions(source.join("f"), mode).unwrap();
+    store.profile(&format!(
+        "[[volume]]\nname = 'src'\nkind = 'source'\naccess = 'ro'\npath = '{path}'\ntarget = '/v/src'\n\
+         [[volume]]\nname = 'editor'\nkind = 'host'\naccess = 'rw'\npath = '{path}'\ntarget = '/v/editor'\n\
+         [[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
+         [[step]]\nname = 'one'\ninputs = ['src']\nrun = '''\n\
+         test ! -e /v/build/f || exit 0\n\
+         printf edited > /v/editor/f; cp /v/src/f /v/build/f; printf good > /v/editor/f; exit 1'''\n",
+        path = source.display(),
+    ));
+    store.rockenv(&["up", store.env()]).exits(5);
+    let said = "`src` changed after step `one` began: the next `up` builds again from there";
+    store.up().says(&[said]);
+}
+
+#[test]
+fn what_an_edited_source_left_in_a_view_is_gone_with_the_edit() {
+    let store = TestStore::new();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    for (name, text) in [("f", "good"), ("g", "one")] {
+        fs::write(source.join(name), text).unwrap();
+    }
+    let git = |words: &[&str]| crate::support::git::git(&source, words);
+    git(&["init", "-q"]);
+    git(&["add", "."]);
+    git(&["commit", "-qm", "one"]);
+    let hook = store.work().join("hooks/fix");
+    fs::create_dir_all(&hook).unwrap();
+    let text = "schema = 1\ndescription = 'd'\nwhy = 'w'\nvolume = 'src'\n\
+        [[edit]]\nfile = 'g'\nfind = 'one'\nreplace = 'two'\n";
+    fs::write(hook.join("hook.toml"), text).unwrap();
+    let steps = format!(
+        "hooks = ['fix']\n\
+         [[volume]]\nname = 'src'\nkind = 'source'\npath = '{path}'\ntarget = '/v/src'\n\
+         [[volume]]\nname = 'editor'\nkind = 'host'\naccess = 'rw'\npath = '{path}'\ntarget = '/v/editor'\n\
+         [[volume]]\nname = 'runs'\nkind = 'host'\naccess = 'rw'\npath = '{runs}'\ntarget = '/v/runs'\n\
+         [[step]]\nname = 'one'\nuser = 'root'\ninputs = ['src']\nrun = '''\n\
+         if test ! -e /v/runs/edited; then\n\
+         printf edited > /v/editor/f; chmod u+w /v/src/f; printf good > /v/editor/f; touch /v/runs/edited\n\
+         fi\n\
+         cat /v/src/f /v/src/g > $HOME/r'''\n",
+        path = source.display(),
+        runs = store.runs().display(),
+    );
+    let said = "`src` changed after step `one` began: the next `up` builds again from there";
+    store.up_with(&steps).says(&[said]);
+    store.up().says(&["step 1/1 one"]);
+    store.root_sh("cat $HOME/r").ok().prints("goodtwo");
+    store.up().says(&["nothing to do"]);
+}
+
 #[test]
 fn a_locked_source_that_is_edited_during_the_build_is_refused() {
     for step in ["zero", "one"] {
