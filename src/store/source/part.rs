@@ -29,10 +29,8 @@ impl Git<'_> {
         let link = found.as_ref().map(Entry::link).transpose()?.flatten();
         if let Some(text) = &link {
             hash.update(text);
+            hash.update([0]);
             found = inside(&top, below, OFlag::empty())?;
-            if found.is_some() {
-                hash.update([0]);
-            }
         }
         match found {
             None if link.is_none() => hash.update(b"absent"),
@@ -55,7 +53,8 @@ impl Git<'_> {
                     hash.update(executable.to_le_bytes());
                 }
             }
-            Some(_) | None => {}
+            Some(_) => hash.update(b"special"),
+            None => {}
         }
         Ok(format!("content:{}", hex::encode(hash.finalize())))
     }
@@ -164,6 +163,11 @@ mod tests {
         assert_ne!(print("directory"), then);
         // No process writes to the FIFO, so reading it would block.
         nix::unistd::mkfifo(&path.join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_ne!(print("fifo"), print("none"));
+        fs::create_dir(path.join("empty")).unwrap();
+        symlink("absent", path.join("dangling")).unwrap();
+        symlink("fifo", path.join("link")).unwrap();
+        let names = ["fifo", "none", "empty", "dangling", "link"];
+        let different: std::collections::BTreeSet<_> = names.into_iter().map(print).collect();
+        assert_eq!(different.len(), names.len(), "{different:?}");
     }
 }
