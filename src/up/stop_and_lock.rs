@@ -1,5 +1,6 @@
 //! Owns taking an env away from the processes that run in it.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -111,8 +112,15 @@ fn is_rockenv(pid: i32) -> bool {
 
 /// Returns whether a process has a file open; `None` if that is unknown, as in another user namespace.
 fn has_open(process: &Path, file: &Path) -> Option<bool> {
-    let mut open = fs_err::read_dir(process.join("fd")).ok()?.flatten();
-    Some(open.any(|open| fs_err::read_link(open.path()).is_ok_and(|to| to == file)))
+    for open in fs_err::read_dir(process.join("fd")).ok()?.flatten() {
+        match fs_err::read_link(open.path()) {
+            Ok(to) if to == file => return Some(true),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return None,
+            // Another file, or closed since.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Some(false)
 }
 
 pub(crate) fn holder(store: &Store, env: &EnvName) -> Option<lock::Holder> {
