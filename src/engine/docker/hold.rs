@@ -1,9 +1,11 @@
 //! Owns the holder of a service's container: it starts the container, and passes the listening socket to the agent
 //! inside, which is not its child.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -16,12 +18,12 @@ use crate::engine::hold::{
 };
 use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
-use crate::engine::{Container, Usage};
+use crate::engine::{Bind, Container, Usage};
 use crate::rocm::gpu::probe::AccessLayer;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::frames;
 use crate::sys::readable::readable;
-use crate::tree::remove_tree;
+use crate::tree::{mounts, remove_tree};
 
 /// Limit from the start of a container until its agent answers.
 const START: Duration = Duration::from_secs(180);
@@ -44,6 +46,9 @@ pub(in crate::engine) fn hold(
     let service = Service::connect(&place.socket)?;
     let mut hold = hold.clone();
     hold.container.show_certificates(None, &hold.run)?;
+    let mounted = mounts::at_or_below(Path::new("/"))?;
+    let inside = read_only_inside(&hold.container.binds, &mounted);
+    hold.container.binds.extend(inside);
     let hold = &hold;
     check_binds(&hold.container)?;
     let directory = hold.run.join("agent");
@@ -130,6 +135,31 @@ pub(in crate::engine) fn hold(
     })
 }
 
+/// Returns read-only binds of the file systems at the points `mounted` that are inside read-only binds. Docker before 25
+/// and Podman leave these writable; systemd-nspawn does not.
+fn read_only_inside(binds: &[Bind], mounted: &[PathBuf]) -> Vec<Bind> {
+    let mut found = BTreeMap::new();
+    for bind in binds.iter().filter(|bind| bind.read_only) {
+        for point in mounted.iter().filter(|point| **point != bind.source) {
+            let Ok(inside) = point.strip_prefix(&bind.source) else {
+                continue;
+            };
+            let target = Path::new(&bind.target).join(inside);
+            let is_hidden = binds.iter().any(|other| {
+                other.target != bind.target
+                    && Path::new(&other.target).starts_with(&bind.target)
+                    && target.starts_with(&other.target)
+            });
+            // A mount point that a later mount hides may not exist.
+            if !is_hidden && point.try_exists().unwrap_or(true) {
+                let target = target.to_string_lossy().into_owned();
+                found.insert(target.clone(), Bind::read_only(point, target));
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
 /// Waits until the container has exited, even across a restart of the service, which must not cost hours of work.
 fn wait(service: &Service, name: &str) -> Result<()> {
     let deadline = Instant::now() + RESTART;
@@ -178,5 +208,42 @@ fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<Unix
             )
             .help("rockenv doctor"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_inside_a_read_only_volume_is_read_only_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path();
+        for name in ["ro/a/b", "ro/other/c", "rw/d"] {
+            fs::create_dir_all(top.join(name)).unwrap();
+        }
+        let binds = [
+            Bind::read_only(top.join("ro"), "/v"),
+            Bind::writable(top.join("rw"), "/w"),
+            Bind::writable(top.join("else"), "/v/other"),
+        ];
+        let mounted = [
+            "",
+            "ro",
+            "ro/a/b",
+            "ro/a",
+            "ro/a",
+            "ro/hidden",
+            "ro/other/c",
+            "roll",
+            "rw/d",
+        ];
+        let found = read_only_inside(&binds, &mounted.map(|name| top.join(name)));
+        let found = found.iter().map(|bind| {
+            assert!(bind.read_only);
+            (bind.source.as_path(), bind.target.as_str())
+        });
+        let (a, b) = (top.join("ro/a"), top.join("ro/a/b"));
+        assert!(found.eq([(a.as_path(), "/v/a"), (b.as_path(), "/v/a/b")]));
     }
 }
