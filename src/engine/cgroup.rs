@@ -261,9 +261,10 @@ impl Cgroup {
             property(format!("MemoryMax={bytes}"));
             property("MemorySwapMax=0".to_owned());
         }
-        if let Some(count) = limits.tasks_max {
-            property(format!("TasksMax={count}"));
-        }
+        // Without this, systemd applies a default that a large build may reach.
+        let tasks = limits.tasks_max;
+        let tasks = tasks.map_or_else(|| "infinity".to_owned(), |count| count.to_string());
+        property(format!("TasksMax={tasks}"));
         property("DevicePolicy=closed".to_owned());
         for class in ["/dev/ptmx", "char-pts", "/dev/net/tun", "/dev/fuse"] {
             property(format!("DeviceAllow={class} rwm"));
@@ -545,6 +546,7 @@ mod tests {
             }],
         );
         assert!(argv.contains(&"--property=MemoryMax=5".to_owned()));
+        assert!(argv.contains(&"--property=TasksMax=infinity".to_owned()));
         assert!(argv.contains(&"--property=DeviceAllow=/dev/char/511:0 rw".to_owned()));
         assert!(group.procs_files().is_empty());
     }
