@@ -114,7 +114,13 @@ pub(crate) struct Cgroup {
 impl Cgroup {
     /// Names the group for `id` without creating it, so that the caller can record it first.
     pub(crate) fn plan(id: &str, hierarchies: &Hierarchies, systemd: bool) -> Self {
-        if systemd && let Some((mount, _)) = &hierarchies.v2 {
+        let mut v1 = hierarchies.v1.iter();
+        // The limits and figures of a scope would be in v1 groups, which a scope does not record.
+        let is_v1 = v1.any(|(name, _)| name == "memory" || name == "pids");
+        if systemd
+            && !is_v1
+            && let Some((mount, _)) = &hierarchies.v2
+        {
             let unit = format!("{id}.scope");
             let path = mount.join(SLICE).join(&unit);
             return Self {
@@ -549,5 +555,11 @@ mod tests {
         assert!(argv.contains(&"--property=TasksMax=infinity".to_owned()));
         assert!(argv.contains(&"--property=DeviceAllow=/dev/char/511:0 rw".to_owned()));
         assert!(group.procs_files().is_empty());
+        // With cgroup v1 beside an empty v2, out of memory is reported in v1.
+        let hybrid = Hierarchies::parse(HYBRID, "4:memory:/\n0::/\n");
+        let group = Cgroup::plan("rockenv-a-1", &hybrid, true);
+        let memory = PathBuf::from("/sys/fs/cgroup/memory/rockenv-a-1");
+        assert!(group.unit.is_none());
+        assert!(group.directories.contains(&("memory".to_owned(), memory)));
     }
 }
