@@ -25,6 +25,7 @@ pub(crate) mod wire;
 
 use std::path::{Path, PathBuf};
 
+use nix::sys::resource::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::image::certificates::ContainerAuthorities;
@@ -96,6 +97,14 @@ pub struct View {
     pub upper: PathBuf,
     /// The overlay's scratch directory, on the same file system as `upper`.
     pub work: PathBuf,
+}
+
+/// Returns the limits of open files in a container, soft and hard: those of this process.
+fn open_files() -> Result<(u64, u64)> {
+    // Some old programs close every descriptor that could be open.
+    const MOST: u64 = 1 << 19;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok((soft.min(MOST), hard.min(MOST)))
 }
 
 /// Everything that defines a container.

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use super::listing::MADE;
 use super::{EngineImage, Flavour, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
-use crate::engine::{Bind, Container, nspawn};
+use crate::engine::{Bind, Container, nspawn, open_files};
 use crate::plan::ids::{self, EnvId, StepKey, TreeId};
 use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
@@ -389,21 +389,22 @@ fn devices(nodes: &[Device]) -> Vec<DeviceMapping> {
 
 /// Returns the ulimits to request. A service refuses more than its own, and Podman requests more if none are given.
 fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
-    // Some old programs close every descriptor that could be open.
-    let mut limits = vec![("nofile", Resource::RLIMIT_NOFILE, 1 << 19)];
+    // As under systemd-nspawn, a crash leaves no file in a source unless the step asks for one.
+    let core = (0, getrlimit(Resource::RLIMIT_CORE)?.1);
+    let mut limits = vec![("nofile", open_files()?), ("core", core)];
     if flavour == Flavour::Podman {
-        limits.push(("nproc", Resource::RLIMIT_NPROC, 1 << 15));
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC)?;
+        limits.push(("nproc", (soft.min(1 << 15), hard.min(1 << 15))));
     }
-    let limit = |(name, resource, most): (&str, _, u64)| {
-        let (soft, hard) = getrlimit(resource)?;
-        let number = |value: u64| i64::try_from(value.min(most)).ok();
-        Ok(ResourcesUlimits {
+    let number = |value: u64| Some(i64::try_from(value).unwrap_or(i64::MAX));
+    let limits = limits
+        .into_iter()
+        .map(|(name, (soft, hard))| ResourcesUlimits {
             name: Some(name.to_owned()),
             soft: number(soft),
             hard: number(hard),
-        })
-    };
-    limits.into_iter().map(limit).collect()
+        });
+    Ok(limits.collect())
 }
 
 /// Returns a digest of a setup: the request, and the device numbers, which change when a driver is reloaded. Podman

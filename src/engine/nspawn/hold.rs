@@ -20,7 +20,7 @@ use crate::engine::hold::{
     Connections, ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
 };
 use crate::engine::wire::ToAgent;
-use crate::engine::{Bind, Root, Usage};
+use crate::engine::{Bind, Root, Usage, open_files};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
@@ -306,6 +306,7 @@ fn spawn(
         root,
         &hold.program,
         has_device_rules,
+        open_files()?,
     ));
     let procs_files = state
         .cgroup

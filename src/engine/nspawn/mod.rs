@@ -22,12 +22,13 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 3] = [
 ];
 
 /// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`. `has_device_rules` tells
-/// whether its control group restricts which devices may be opened.
+/// whether its control group restricts which devices may be opened; `open_files` are the limits of open files.
 pub(crate) fn argv(
     container: &Container,
     root: &Path,
     program: &Path,
     has_device_rules: bool,
+    open_files: (u64, u64),
 ) -> Vec<String> {
     let mut argv: Vec<String> = [
         "systemd-nspawn",
@@ -50,6 +51,9 @@ pub(crate) fn argv(
         // Root inside could create nodes in `/dev` and open the host's disks.
         argv.push("--drop-capability=CAP_MKNOD".to_owned());
     }
+    // The default is 4096, which a step cannot raise.
+    let (soft, hard) = open_files;
+    argv.push(format!("--rlimit=RLIMIT_NOFILE={soft}:{hard}"));
     argv.push(format!("--machine={}", container.id));
     argv.push(format!("--directory={}", root.display()));
     if container.network {
@@ -119,7 +123,7 @@ mod tests {
 
     fn arguments(container: &Container, has_device_rules: bool) -> Vec<String> {
         let (root, program) = (Path::new("/mnt"), Path::new("/opt/rockenv"));
-        argv(container, root, program, has_device_rules)
+        argv(container, root, program, has_device_rules, (1024, 8192))
     }
 
     #[test]
@@ -129,6 +133,7 @@ mod tests {
         assert!(argv.contains(&"--bind=/dev/kfd:/dev/kfd".to_owned()));
         assert!(argv.contains(&"--private-network".to_owned()));
         assert!(argv.contains(&"--settings=no".to_owned()));
+        assert!(argv.contains(&"--rlimit=RLIMIT_NOFILE=1024:8192".to_owned()));
         assert_eq!(
             argv[argv.len() - 2..],
             [PROGRAM.to_owned(), "__agent".to_owned()]
