@@ -83,6 +83,8 @@ impl Own {
         let pid = Pid::from_raw(text.trim().parse().unwrap());
         kill(pid, signal).unwrap();
         wait_until("the service has ended", || kill(pid, None).is_err());
+        // Podman's child for an ordinary user may still answer there until the next service replaces the socket.
+        drop(fs::remove_file(self.socket()));
     }
 
     fn come_back(&self) {
