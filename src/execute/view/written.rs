@@ -27,20 +27,20 @@ impl Execution<'_, '_> {
         let is_copy = self.env.known_record()?.service.is_some();
         let commands = if_exists(fs::read_to_string(directory.join(COMMANDS)))?;
         let commands = commands.unwrap_or_default();
-        if self.clean && stack.written.begun.is_some() {
-            // The step that has not ended may have begun on other sources.
-            stack.layers.clear();
-            stack.upper = None;
-        }
-        if is_written(stack, directory, is_copy)? {
+        // With `--clean`: the step that has not ended may have begun on other sources.
+        let mut is_dropped = self.clean && stack.written.begun.is_some();
+        if !is_dropped && is_written(stack, directory, is_copy)? {
             let by_hand = is_changed_by_hand(stack, directory, &commands)?;
             if by_hand || !stack.written.is_before(parent, key) {
                 if !self.clean {
                     return Ok(Some(by_hand));
                 }
-                stack.layers.clear();
-                stack.upper = None;
+                is_dropped = true;
             }
+        }
+        if is_dropped {
+            stack.layers.clear();
+            stack.upper = None;
         }
         stack.written = Written {
             from: Some(parent.to_owned()),
