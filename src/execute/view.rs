@@ -143,6 +143,9 @@ impl<'a> Execution<'a, '_> {
         let is_copy = is_file || self.env.known_record()?.service.is_some();
         if !upper.exists() {
             fs::create_dir_all(&directory)?;
+            if !is_file {
+                no_mounts_inside(volume, &source)?;
+            }
             match (is_file, is_copy) {
                 (true, _) => {
                     let found = fs::metadata(&source)?;
@@ -151,10 +154,7 @@ impl<'a> Execution<'a, '_> {
                     fs::File::open(&upper)?.set_modified(found.modified()?)?;
                 }
                 (false, true) => drop(tree::copy_tree(&source, &upper)?),
-                (false, false) => {
-                    no_mounts_inside(volume, &source)?;
-                    make_upper(self.store, &directory, UPPER, &source)?;
-                }
+                (false, false) => make_upper(self.store, &directory, UPPER, &source)?,
             }
         }
         Ok(match is_copy {
@@ -381,7 +381,7 @@ fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Resul
     overlay::create_upper(upper, source)
 }
 
-/// Refuses a source with mounts inside, because an overlay does not show them.
+/// Refuses a source with mounts inside, because neither an overlay nor a copy shows them.
 fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     let inside = tree::mounts_at_or_below(source)?
         .into_iter()
@@ -389,7 +389,7 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     match inside {
         None => Ok(()),
         Some(point) => Err(invalid!(
-            "another file system is mounted in volume `{}`, at `{}`: steps would not see it, because a hook changes this volume",
+            "another file system is mounted in volume `{}`, at `{}`: steps would not see it, because a hook or `verify` replaces this volume",
             volume.name,
             point.display()
         )

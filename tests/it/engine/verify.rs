@@ -4,9 +4,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use fs_err as fs;
+use nix::mount::{MsFlags, mount, umount};
 
 use crate::support::env::{TestStore, build_user};
 use crate::support::git::{Daemon, repository};
+use crate::support::loopfs::private_mounts;
 use crate::support::run::Ran;
 
 fn verify(store: &TestStore, more: &[&str]) -> Ran {
@@ -167,6 +169,16 @@ fn what_is_the_users_is_not_written_to() {
     verify(&store, &[]).ok().prints("one: the same");
     assert_eq!(fs::read_to_string(host.join("log")).unwrap(), "ran\n");
     assert!(!own.join("made").exists());
+    // Neither an overlay nor a copy would show a mount inside.
+    private_mounts();
+    let inner = own.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let (none, tmpfs) = (Some("none"), Some("tmpfs"));
+    mount(none, &inner, tmpfs, MsFlags::empty(), None::<&str>).unwrap();
+    verify(&store, &[])
+        .exits(3)
+        .says(&["another file system is mounted in volume `own`"]);
+    umount(&inner).unwrap();
     // A `verify` that fails reports the reason, and leaves nothing either.
     fs::write(own.join("input"), "2").unwrap();
     verify(&store, &[])
