@@ -185,7 +185,9 @@ impl Config {
             sign_key: settings.key_file("ROCKENV_SIGN_KEY", |file| file.sign_key.clone()),
             verify_key: settings.key_file("ROCKENV_VERIFY_KEY", |file| file.verify_key.clone()),
             reuse: settings.first(|file| file.reuse).unwrap_or_default(),
-            targets: settings.targets(),
+            targets: settings
+                .first(|file| file.targets.clone())
+                .unwrap_or_default(),
             profile_dirs: settings.directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: settings.directories(|file| &file.image_dirs, "images"),
             hook_dirs: settings.directories(|file| &file.hook_dirs, "hooks"),

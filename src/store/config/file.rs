@@ -65,8 +65,7 @@ pub struct File {
     pub build_user: Option<String>,
     /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that common steps are built once for
     /// all of them.
-    #[serde(default)]
-    pub targets: Vec<String>,
+    pub targets: Option<Vec<String>>,
     /// Directories searched for profiles before the built-in ones.
     #[serde(default)]
     pub profile_dirs: Vec<PathBuf>,
@@ -202,6 +201,18 @@ impl File {
                 error.help_text().unwrap_or_default(),
             );
         }
+        let paths = [
+            ("home", &self.home),
+            ("ninja", &self.ninja),
+            ("sign-key", &self.sign_key),
+            ("verify-key", &self.verify_key),
+        ];
+        for (key, path) in paths {
+            // It would name the directory of the file.
+            if path.as_deref() == Some(Path::new("")) {
+                bad(key, "an empty path", "remove it");
+            }
+        }
         for (key, text) in [("disk-floor", &self.disk_floor), ("log-max", &self.log_max)] {
             if let Some(Err(refused)) = text.as_deref().map(value::size) {
                 bad(key, &refused.message, &refused.help.unwrap_or_default());
@@ -230,7 +241,7 @@ impl File {
         if let Some(Err(error)) = self.build_user.as_deref().map(super::settings::parse_user) {
             bad("build-user", error.message(), "build-user = \"1000:1000\"");
         }
-        for name in &self.targets {
+        for name in self.targets.iter().flatten() {
             if let Err(error) = Target::parse(name) {
                 bad("targets", error.message(), &Target::advice(name));
             }

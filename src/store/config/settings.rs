@@ -228,12 +228,6 @@ impl Settings {
         }
     }
 
-    /// Returns the targets of the first file that sets them, as for all keys: lists are not merged.
-    pub(super) fn targets(&self) -> Vec<String> {
-        self.first(|file| Some(file.targets.clone()).filter(|targets| !targets.is_empty()))
-            .unwrap_or_default()
-    }
-
     pub(super) fn mirrors(&self) -> BTreeMap<String, String> {
         let files = self.files.iter().rev();
         files.flat_map(|file| file.mirror.clone()).collect()

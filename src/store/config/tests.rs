@@ -73,6 +73,26 @@ fn the_environment_wins_over_a_file() {
 }
 
 #[test]
+fn an_empty_list_replaces_that_of_a_farther_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let user = directory.path().join("user");
+    fs::create_dir_all(user.join("rockenv")).unwrap();
+    fs::write(
+        user.join("rockenv/config.toml"),
+        "targets = ['gfx1103']\njobs = 3\n",
+    )
+    .unwrap();
+    let targets = || {
+        let environment = [("XDG_CONFIG_HOME".into(), user.display().to_string())].into();
+        of(environment, directory.path()).unwrap().targets
+    };
+    fs::write(directory.path().join("rockenv.toml"), "jobs = 2\n").unwrap();
+    assert_eq!(targets(), ["gfx1103"]);
+    fs::write(directory.path().join("rockenv.toml"), "targets = []\n").unwrap();
+    assert!(targets().is_empty());
+}
+
+#[test]
 fn relative_paths_in_a_file_start_from_it_and_a_tilde_is_the_home() {
     let file = "home = '~/a'\nninja = 'b'\nsign-key = '~/c'\nverify-key = 'd'\n\
                 profile-dirs = ['profiles', '~', '/e']\nimage-dirs = ['~/f']\nhook-dirs = ['../g']\n";
@@ -346,6 +366,8 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
         ("# x\nlog-max = 'much'", "log-max", 2),
         ("jobs = 0", "jobs", 1),
         ("jobs = 4097", "jobs", 1),
+        ("home = ''", "home", 1),
+        ("\nverify-key = ''", "verify-key", 2),
         ("jobs = 1\ntargets = ['gfx1103', 'gfx1130']", "targets", 2),
         ("[gc]\nmin-free = '101%'", "gc.min-free", 2),
         ("[gc]\n\nkeep-at-most = '3'", "gc.keep-at-most", 3),
