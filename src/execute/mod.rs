@@ -39,7 +39,7 @@ use crate::execute::changed_sources::StaleStep;
 pub(crate) use crate::execute::supervise::Ending;
 pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
 pub(crate) use results::BlockedResults;
-pub(crate) use step::base_environment;
+pub(crate) use step::{base_environment, host_environment};
 pub(crate) use view::{APART, ByHand, count_manual_edits, file_in_source};
 
 use crate::plan::ids::{LayerId, StepKey};

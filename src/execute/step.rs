@@ -68,11 +68,7 @@ impl PreparedCommand {
             let variables = step.env.iter();
             env.extend(variables.map(|(name, value)| (name.clone(), text(value))));
             certificates::set_variables(&mut env, &step.env, &spec.image_env);
-            for name in &spec.env_from_host {
-                if let Some(value) = config.host_variable(name) {
-                    env.insert(name.clone(), value.to_owned());
-                }
-            }
+            env.extend(host_environment(spec, config));
         }
         let mut stdin = OwnedFd::from(fs_err::File::open("/dev/null")?.into_parts().0);
         let mut root = matches!(step.user, User::Root);
@@ -142,6 +138,14 @@ pub(crate) fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, Stri
         (spec.user.name.as_str(), spec.user.home.as_str())
     };
     own_variables(&spec.name, user, home)
+}
+
+/// Returns the host's variables that the profile passes on to commands inside.
+pub(crate) fn host_environment(spec: &Spec, config: &Config) -> BTreeMap<String, String> {
+    let names = spec.env_from_host.iter();
+    names
+        .filter_map(|name| Some((name.clone(), config.host_variable(name)?.to_owned())))
+        .collect()
 }
 
 /// Returns rockenv's own variables, whose names are in `profile::OWN_VARIABLES`.

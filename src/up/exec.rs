@@ -13,7 +13,7 @@ use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::{Command, Then, Word};
 use crate::execute::gpu_check::{self, GpuCheck};
 use crate::execute::terminal::Exit;
-use crate::execute::{ByHand, base_environment, container, terminal};
+use crate::execute::{ByHand, base_environment, container, host_environment, terminal};
 use crate::image::certificates;
 use crate::plan::ids::EnvName;
 use crate::plan::record::Failed;
@@ -411,6 +411,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, devices: &[Device]) -> Command 
             .map(|(name, value)| (name.clone(), resolve::finish(value, &facts))),
     );
     certificates::set_variables(&mut env, &spec.env, &spec.image_env);
+    env.extend(host_environment(spec, &cx.config));
     // `-e` sets what the command sees, not where it starts.
     let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
     env.extend(job.variables.iter().cloned());

@@ -165,6 +165,12 @@ fn http_is_shared_by_machines() {
     let place = tempfile::tempdir().unwrap();
     let port = port();
     let _nginx = Server::http(port, place.path());
-    shared(&format!("http://127.0.0.1:{port}/ccache{PATIENT}"));
+    let storage = format!("http://127.0.0.1:{port}/ccache{PATIENT}");
+    let [first, _second] = shared(&storage);
+    // A command by hand uses it too.
+    first
+        .sh("printf %s \"$CCACHE_REMOTE_STORAGE\"")
+        .ok()
+        .prints(&storage);
     assert!(place.path().join("files/ccache").is_dir());
 }
