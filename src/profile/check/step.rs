@@ -88,6 +88,7 @@ impl Check<'_> {
         let fingerprints = written
             .fingerprints
             .and_then(|at| self.fingerprints(&at, volumes));
+        let variable = written.env.keys().next().map(|name| name.place.clone());
         let env = self.env(written.env, LateReferences::Keep);
         let only_for_run = [
             ("shell", place(written.shell.as_ref())),
@@ -126,6 +127,9 @@ impl Check<'_> {
         };
         if !matches!(action, Action::Run { .. }) {
             self.only_for("a step with `run`", only_for_run);
+        }
+        if matches!(action, Action::Copy(_) | Action::Export(_)) {
+            self.only_for("a step with `run` or `packages`", [("env", variable)]);
         }
         if let Some(workdir) = &written.workdir {
             self.expandable(workdir, value::inside);

@@ -350,6 +350,7 @@ fn sentences_about_steps() {
         packages = ["-y"] => bad package name `-y`
         packages = ["a"]; user = "builder" => packages are installed by root
         packages = ["a"]; shell = ["/bin/sh"] => `shell` is for a step with `run`
+        copy = [{ from = "x", to = "/x" }]; env = { A = "b" } => `env` is for a step with `run` or `packages`
         run = "a"; shell = ["sh"] => a shell starts with the absolute path of a program
         run = "a"; workdir = "src" => `src` is not an absolute path
         run = "a ${b" => `${` without `}`
