@@ -422,3 +422,22 @@ fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     }
     Ok(hex::encode(&hash.finalize()[..16]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_leaves_no_core_file_and_files_are_limited_as_under_nspawn() {
+        for flavour in [Flavour::Docker, Flavour::Podman] {
+            let limits = ulimits(flavour).unwrap();
+            let soft = |name: &str| {
+                let mut limits = limits.iter();
+                let limit = limits.find(|limit| limit.name.as_deref() == Some(name));
+                limit.and_then(|limit| limit.soft)
+            };
+            assert_eq!(soft("core"), Some(0));
+            assert_eq!(soft("nofile"), i64::try_from(open_files().unwrap().0).ok());
+        }
+    }
+}
