@@ -24,9 +24,14 @@ pub(crate) struct Person {
 
 static CALLER: OnceLock<Rights> = OnceLock::new();
 
-/// Sets, once, the rights that [`caller`] returns: root called by an ordinary user acts for that user.
+/// Sets, once, the rights that [`caller`] returns: root called by an ordinary user acts for that user. Also sets root's
+/// umask.
 pub(crate) fn set_caller(user: &BuildUser) {
-    if nix::unistd::geteuid().is_root() && user.uid != 0 {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    rights::set_umask();
+    if user.uid != 0 {
         let person = Person {
             uid: user.uid,
             gid: user.gid,
@@ -44,6 +49,7 @@ pub(crate) fn caller() -> &'static Rights {
 
 /// Drops root's rights if another user called, for a command that does not need root.
 pub(crate) fn become_caller() -> Result<()> {
+    rights::restore_umask();
     match caller() {
         Rights::Own => Ok(()),
         Rights::Of(person, _) => rights::become_person(person),

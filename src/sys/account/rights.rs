@@ -11,12 +11,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag};
-use nix::sys::stat::{Mode, UtimensatFlags, utimensat};
+use nix::sys::stat::{Mode, UtimensatFlags, umask, utimensat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags};
 use serde::{Deserialize, Serialize};
@@ -85,6 +85,28 @@ enum Call {
 /// The error number, or 0; a descriptor may be sent with it.
 type Answer = i32;
 
+/// The caller's umask, if root's own has replaced it.
+static UMASK: OnceLock<Mode> = OnceLock::new();
+
+/// Sets root's umask. What root makes in the store, in containers and for git must be readable by the build user and
+/// writable by nobody else, whatever the caller's umask is. Files of the caller still get the caller's.
+pub(super) fn set_umask() {
+    UMASK.get_or_init(|| umask(Mode::S_IWGRP | Mode::S_IWOTH));
+}
+
+/// Sets the caller's umask again, for a command that only writes the caller's files.
+pub(super) fn restore_umask() {
+    if let Some(own) = UMASK.get() {
+        umask(*own);
+    }
+}
+
+/// Returns the mode of a new file of the caller.
+fn masked(mode: Mode) -> u32 {
+    let own = UMASK.get().copied().unwrap_or(Mode::empty());
+    mode.difference(own).bits()
+}
+
 impl Rights {
     /// Returns the rights of a user.
     pub(super) fn of(person: Person) -> Self {
@@ -108,7 +130,7 @@ impl Rights {
         let call = Call::Open {
             path: bytes(path)?,
             flags: (flags | OFlag::O_CLOEXEC).bits(),
-            mode: mode.bits(),
+            mode: masked(mode),
             resolve: resolve.bits(),
         };
         let directories: Vec<_> = at.into_iter().collect();
@@ -121,7 +143,7 @@ impl Rights {
         path: &P,
         mode: Mode,
     ) -> nix::Result<()> {
-        let (path, mode) = (bytes(path)?, mode.bits());
+        let (path, mode) = (bytes(path)?, masked(mode));
         self.make(&Call::MakeDirectory { path, mode }, &[at])
             .map(drop)
     }
@@ -397,6 +419,8 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
         gid,
         groups: groups.to_vec(),
     })?;
+    // Calls have the caller's umask applied already.
+    umask(Mode::empty());
     let way = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     while let Some((call, descriptors)) = frames::receive::<Call>(&way)? {
         let directories: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();

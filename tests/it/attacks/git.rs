@@ -150,8 +150,9 @@ impl Place {
         let profile = format!(
             "schema = 1\nimage = \"base\"\n\
              [[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/v/src\"\npath = \"{0}\"\n\
+             [[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/v/out\"\n\
              [[step]]\nname = \"plant\"\nrun = '''set -- /v/src {0} {1}\n{PLANT}'''\n\
-             [[step]]\nname = \"build\"\ninputs = [\"src\"]\nrun = \"true\"\n",
+             [[step]]\nname = \"build\"\ninputs = [\"src\"]\nrun = \"echo built > /v/out/result\"\n",
             self.checkout.display(),
             self.marks.display()
         );
@@ -211,7 +212,11 @@ fn plant(checkout: &Path, marks: &Path) {
 fn nothing_that_a_step_names_in_a_checkout_runs_on_the_host() {
     let place = Place::new();
     let user = &place.user;
-    let up = user.sudo(user.program(), &["up", "victim"]).output();
+    // Whatever the caller's umask is, git can read what rockenv prepares for it, and the caller gets the results.
+    let script = "umask 077; exec \"$0\" up victim";
+    let program = user.program();
+    let program = program.to_str().expect("a path");
+    let up = user.sudo("sh", &["-c", script, program]).output();
     let up = up.expect("rockenv");
     place.unmarked();
     assert!(
@@ -219,6 +224,9 @@ fn nothing_that_a_step_names_in_a_checkout_runs_on_the_host() {
         "{}",
         String::from_utf8_lossy(&up.stderr)
     );
+    let result = user.store().join("outputs/victim/out/result");
+    let result = result.to_str().expect("a path");
+    assert_eq!(run(&mut user.command("cat", &[result])), "built\n");
     let planted = fs::read_to_string(place.checkout.join(".git/config")).expect("git's own");
     assert!(planted.contains("textconv"), "the step planted nothing");
     let looked = place.look();
