@@ -1,6 +1,7 @@
 //! Owns the process, from arguments to exit code.
 
 use std::ffi::OsString;
+use std::os::fd::RawFd;
 use std::process::ExitCode;
 
 use nix::sys::signal::SigSet;
@@ -143,6 +144,7 @@ fn own_subcommand() -> Option<ExitCode> {
     if !name.starts_with("__") {
         return None;
     }
+    close_inherited();
     let rest: Vec<String> = arguments
         .filter_map(|argument| argument.into_string().ok())
         .collect();
@@ -167,6 +169,19 @@ fn own_subcommand() -> Option<ExitCode> {
             ExitCode::from(error.kind().exit_code())
         }
     })
+}
+
+/// Closes the descriptors that the caller left open beside the standard streams, as a shell does after `exec 3>&1`. The
+/// process may outlive the command, and a pipe's reader would wait for it.
+fn close_inherited() {
+    let entries = fs_err::read_dir("/proc/self/fd").into_iter().flatten();
+    let open: Vec<RawFd> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    for descriptor in open.into_iter().filter(|number| *number > 2) {
+        // The descriptor of the list itself is closed already.
+        let _: nix::Result<()> = nix::unistd::close(descriptor);
+    }
 }
 
 /// `__reap STORE`: the store's path may contain any bytes.

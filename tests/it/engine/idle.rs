@@ -1,6 +1,7 @@
 //! A container that waits for the next command: reused while nothing tells it from a fresh one, never an obstacle for
 //! other commands, and gone without a trace whatever ends it.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -9,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::support::env::{TestStore, is_service, patience};
 use crate::support::run::{
-    Background, children, own_memory, processes, processes_called, wait_until,
+    Background, children, finish, own_memory, processes, processes_called, wait_until,
 };
 
 const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
@@ -64,8 +65,28 @@ fn state(store: &TestStore) -> String {
 fn the_next_command_runs_in_the_same_container() {
     let store = TestStore::new();
     store.up_with(TWO);
-    store.sh("echo 1 > ~/one; exit 3").exits(3);
+    let open = fs::canonicalize(store.work()).unwrap().join("open");
+    fs::write(&open, "").unwrap();
+    let script = "echo 1 > ~/one; exit 3";
+    let command = store.command(&["exec", store.env(), "--", "sh", "-c", script]);
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "exec 9< open; exec \"$@\"", "sh"])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .env_clear()
+        .envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .current_dir(store.work());
+    store.become_user(&mut shell);
+    finish("exec".to_owned(), shell).exits(3);
     let first = waiting(&store).unwrap();
+    // The reader of a pipe that the caller's shell has open would wait for the container to end.
+    let mut held = fs::read_dir(format!("/proc/{}/fd", holder(&store).unwrap())).unwrap();
+    assert!(!held.any(|fd| fs::read_link(fd.unwrap().path()).is_ok_and(|path| path == open)));
     for _ in 0..5 {
         store.sh("cat ~/one").ok().prints("1");
         assert_eq!(waiting(&store).as_ref(), Some(&first));
