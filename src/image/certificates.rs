@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::sys::account::path_in_file;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::host::system_text;
+use crate::sys::process::TEMPORARY;
 use crate::sys::shell::quoted_path;
 use crate::tree::file;
 
@@ -245,7 +246,7 @@ pub(crate) fn list_for_anybody() -> Result<Option<tempfile::NamedTempFile>> {
         return Ok(None);
     };
     let cannot = || "cannot write the list of certificate authorities for git".to_owned();
-    let mut file = tempfile::NamedTempFile::new().context(cannot)?;
+    let mut file = tempfile::NamedTempFile::new_in(TEMPORARY).context(cannot)?;
     file.write_all(pem.as_bytes()).context(cannot)?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     file.as_file().set_permissions(mode).context(cannot)?;

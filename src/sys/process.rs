@@ -28,6 +28,9 @@ pub(crate) use output::Output;
 
 /// Search path for programs. The caller's `PATH` is not trusted, because they may run as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Directory for temporary files that programs of other users read. `TMPDIR` may name one that only the caller can
+/// enter, as `pam_tmpdir` does.
+pub(crate) const TEMPORARY: &str = "/tmp";
 const POLL: Duration = Duration::from_millis(100);
 const TAIL_LINES: usize = 15;
 const MAX_LINE: usize = 4096;

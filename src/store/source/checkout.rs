@@ -22,7 +22,7 @@ use nix::fcntl::OFlag;
 
 use super::git::{Git, Rights, keeps_modes};
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
-use crate::sys::process::Program;
+use crate::sys::process::{Program, TEMPORARY};
 use crate::sys::shell::quoted_path;
 use crate::tree;
 
@@ -538,7 +538,7 @@ impl Place {
         let path = tempfile::Builder::new()
             .prefix(PREFIX)
             .permissions(std::fs::Permissions::from_mode(mode))
-            .tempdir()?
+            .tempdir_in(TEMPORARY)?
             .keep();
         let lock = fs::OpenOptions::new()
             .read(true)
@@ -559,11 +559,7 @@ impl Drop for Place {
 
 /// Removes the leftovers of killed commands.
 fn remove_left() {
-    for entry in fs::read_dir(std::env::temp_dir())
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for entry in fs::read_dir(TEMPORARY).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_abandoned(&entry.path()) {
             drop(tree::remove_tree(&entry.path()));
         }

@@ -212,8 +212,8 @@ fn plant(checkout: &Path, marks: &Path) {
 fn nothing_that_a_step_names_in_a_checkout_runs_on_the_host() {
     let place = Place::new();
     let user = &place.user;
-    // Whatever the caller's umask is, git can read what rockenv prepares for it, and the caller gets the results.
-    let script = "umask 077; exec \"$0\" up victim";
+    // git can read what rockenv prepares for it, and the caller gets the results.
+    let script = "umask 077; mkdir tmp; export TMPDIR=\"$PWD/tmp\"; exec \"$0\" up victim";
     let program = user.program();
     let program = program.to_str().expect("a path");
     let up = user.sudo("sh", &["-c", script, program]).output();
