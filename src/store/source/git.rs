@@ -11,6 +11,7 @@ use nix::sys::statfs::{
 use crate::engine::BuildUser;
 use crate::image::certificates;
 use crate::image::fetch::without_login;
+use crate::sys::account;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;
@@ -142,10 +143,19 @@ impl<'a> Git<'a> {
         let program = Program::find("git", "sources")?;
         let program = match rights {
             Rights::Own => program.inherit_env().without(&OTHER_REPOSITORY),
-            Rights::BuildUser(uid, gid) => program
-                .inherit_env()
-                .without(&OTHER_REPOSITORY)
-                .user(uid, gid),
+            Rights::BuildUser(uid, gid) => {
+                let program = program
+                    .inherit_env()
+                    .without(&OTHER_REPOSITORY)
+                    .user(uid, gid);
+                match (account::caller(), account::home_of(uid)) {
+                    // sudo sets the home of root.
+                    (account::Rights::Of(person, _), Some(home)) if person.uid == uid => {
+                        program.env("HOME", home)
+                    }
+                    _ => program,
+                }
+            }
             Rights::Owner(uid, gid) => program
                 .env("HOME", "/")
                 .env("GIT_CONFIG_GLOBAL", "/dev/null")

@@ -212,6 +212,9 @@ fn plant(checkout: &Path, marks: &Path) {
 fn nothing_that_a_step_names_in_a_checkout_runs_on_the_host() {
     let place = Place::new();
     let user = &place.user;
+    let trace = user.home.join("trace");
+    let configuration = format!("[trace2]\n\tnormalTarget = {}\n", trace.display());
+    fs::write(user.home.join(".gitconfig"), configuration).expect("the caller's configuration");
     // git can read what rockenv prepares for it, and the caller gets the results.
     let script = "umask 077; mkdir tmp; export TMPDIR=\"$PWD/tmp\"; exec \"$0\" up victim";
     let program = user.program();
@@ -227,6 +230,10 @@ fn nothing_that_a_step_names_in_a_checkout_runs_on_the_host() {
     let result = user.store().join("outputs/victim/out/result");
     let result = result.to_str().expect("a path");
     assert_eq!(run(&mut user.command("cat", &[result])), "built\n");
+    assert!(
+        trace.exists(),
+        "git did not read the caller's configuration"
+    );
     let planted = fs::read_to_string(place.checkout.join(".git/config")).expect("git's own");
     assert!(planted.contains("textconv"), "the step planted nothing");
     let looked = place.look();
