@@ -174,7 +174,7 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
     let mut exporting = Exporting {
         target,
         manifest: Manifest::read(target)?,
-        writer: Writer::open(target, None, true)?,
+        writer: Writer::open(target, true)?,
         first: BTreeMap::new(),
     };
     let exported = if found.is_dir() {

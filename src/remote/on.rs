@@ -503,7 +503,7 @@ fn place_below(arriving: &Path, working: &Path) -> Result<()> {
         }
     }
     // New directories, including empty ones, keep their permissions.
-    let mut writer = Writer::open(working, None, false)?;
+    let mut writer = Writer::open(working, false)?;
     for (path, entry) in fresh {
         if entry.is_directory() {
             writer.put(&path, &entry, None, Existing::Refuse)?;

@@ -304,7 +304,7 @@ impl Trusted {
         let rights = account::caller();
         account::make_directories(rights, &Self::directory(user))?;
         let place = FilePlace::new(rights, &Self::file(user, &self.path))?;
-        place.put(&text, 0o644, None, Existing::Replace)
+        place.put(&text, Existing::Replace)
     }
 
     /// Removes a trust decision; returns whether there was one.

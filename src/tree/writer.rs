@@ -39,28 +39,28 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Opens a directory of the store, or another one that this process accesses with its own rights.
-    pub(crate) fn open(directory: &Path, owner: Option<(u32, u32)>, synced: bool) -> Result<Self> {
-        Self::with(&Rights::Own, directory, owner, synced)
+    pub(crate) fn open(directory: &Path, synced: bool) -> Result<Self> {
+        Self::with(&Rights::Own, directory, synced)
     }
 
     /// Opens a directory of the calling user. Symlinks in its path are followed, with the user's rights.
-    pub(crate) fn for_caller(directory: &Path, owner: Option<(u32, u32)>) -> Result<Self> {
-        Self::with(caller(), directory, owner, true)
+    pub(crate) fn for_caller(directory: &Path) -> Result<Self> {
+        Self::with(caller(), directory, true)?.for_owner()
     }
 
-    fn with(
-        rights: &'static Rights,
-        directory: &Path,
-        owner: Option<(u32, u32)>,
-        synced: bool,
-    ) -> Result<Self> {
+    /// Gives new entries to the directory's owner, if root acts for itself.
+    pub(crate) fn for_owner(mut self) -> Result<Self> {
+        self.owner = self.rights.owner_for_root_files(self.root.as_fd())?;
+        Ok(self)
+    }
+
+    fn with(rights: &'static Rights, directory: &Path, synced: bool) -> Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let root = rights
             .open(None, directory, flags, Mode::empty(), ResolveFlag::empty())
             .map_err(|errno| rights.refused(directory, errno))?;
         Ok(Self {
-            // The caller's process owns what it creates.
-            owner: owner.filter(|_| matches!(rights, Rights::Own)),
+            owner: None,
             rights,
             root,
             shown: directory.to_owned(),

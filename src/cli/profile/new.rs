@@ -47,7 +47,7 @@ pub(super) fn new(cx: &Context, args: &NewArgs) -> Result<()> {
             .exists("")
             .help(format!("rockenv profile check {}", quoted_path(&path))));
     }
-    place.put(text.as_bytes(), 0o644, None, Existing::Refuse)?;
+    place.put(text.as_bytes(), Existing::Refuse)?;
     cx.ui.note(&format!(
         "wrote {}; next: rockenv profile check {}",
         path.display(),

@@ -60,7 +60,7 @@ pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     }
     let place = FilePlace::new(caller(), &path)?;
     may_replace(&place, args.force)?;
-    place.put(page.as_bytes(), 0o644, None, Existing::Replace)?;
+    place.put(page.as_bytes(), Existing::Replace)?;
     cx.ui.data(&text::path(&path));
     Ok(())
 }

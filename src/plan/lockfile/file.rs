@@ -137,9 +137,7 @@ impl Lockfile {
     }
 }
 
-/// Writes the file at `path` atomically, with the owner of the old file, or of the directory.
-///
-/// An existing file that is not a lock file is refused.
+/// Writes the file at `path` atomically. An existing file that is not a lock file is refused.
 pub(crate) fn write(path: &Path, lock: &Lockfile) -> Result<()> {
     let rights = account::caller();
     // Follow a link: its target is the user's lock file.
@@ -158,13 +156,8 @@ pub(crate) fn write(path: &Path, lock: &Lockfile) -> Result<()> {
     if old.as_ref() == Some(lock) {
         return Ok(());
     }
-    let place = FilePlace::new(rights, path)?;
-    let (mode, owner) = match place.open()? {
-        Some(old) => account::mode_and_owner(&old)?,
-        None => (0o644, place.parent_owner()?),
-    };
     let text = lock.text()?;
-    place.put(text.as_bytes(), mode, Some(owner), Existing::Replace)
+    FilePlace::new(rights, path)?.put(text.as_bytes(), Existing::Replace)
 }
 
 #[cfg(test)]

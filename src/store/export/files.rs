@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
@@ -130,15 +129,13 @@ pub(crate) fn compare<'a>(
     Ok((all, fresh))
 }
 
-/// Copies items into a directory that lacks them, then compares it with all files in `all`. New files get `owner`, if
-/// given.
+/// Copies items into a directory that lacks them, then compares it with all files in `all`.
 pub(crate) fn copy(
     fresh: &[&OutputItem],
     all: &BTreeMap<String, ExportedEntry>,
     directory: &Path,
-    owner: Option<(u32, u32)>,
 ) -> Result<()> {
-    let mut writer = Writer::for_caller(directory, owner)?;
+    let mut writer = Writer::for_caller(directory)?;
     // Link only to files that this export wrote. The first name of a file may be left out of the export.
     let mut written: BTreeMap<(&Path, &Path), &Path> = BTreeMap::new();
     let outcome = fresh.iter().try_for_each(|item| {
@@ -239,15 +236,10 @@ pub(crate) fn is_missing(directory: &Path, name: &str, text: &str) -> Result<boo
 }
 
 /// Writes a file with `text` unless it exists with that content.
-pub(crate) fn write(
-    directory: &Path,
-    name: &str,
-    text: &str,
-    owner: Option<(u32, u32)>,
-) -> Result<()> {
+pub(crate) fn write(directory: &Path, name: &str, text: &str) -> Result<()> {
     if is_missing(directory, name, text)? {
         let place = account::FilePlace::new(caller(), &directory.join(name))?;
-        place.put(text.as_bytes(), 0o644, owner, account::Existing::Refuse)?;
+        place.put(text.as_bytes(), account::Existing::Refuse)?;
     }
     Ok(())
 }
@@ -313,12 +305,4 @@ pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>
         differences.push(format!("{} {what}", path.display()));
     }
     Ok(differences)
-}
-
-/// Returns the owner for new files in a directory, if this process is root.
-pub(crate) fn owner(directory: &Path) -> Result<Option<(u32, u32)>> {
-    let found = fs::metadata(directory)?;
-    Ok(nix::unistd::geteuid()
-        .is_root()
-        .then(|| (found.uid(), found.gid())))
 }

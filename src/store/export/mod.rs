@@ -7,5 +7,5 @@ mod files;
 mod manifest;
 mod outputs;
 
-pub(crate) use files::{ExportedEntry, digest, names, open, owner, regular};
+pub(crate) use files::{ExportedEntry, digest, names, open, regular};
 pub(crate) use outputs::{OutputsExport, check};

@@ -8,9 +8,7 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Serialize;
 
-use super::files::{
-    self, ExportedEntry, OutputItem, compare, copy, is_missing, list, owner, write,
-};
+use super::files::{self, ExportedEntry, OutputItem, compare, copy, is_missing, list, write};
 use super::manifest::{Env, manifest, parse};
 use crate::plan::ids::EnvName;
 use crate::plan::layer::Layer;
@@ -103,8 +101,6 @@ impl OutputsExport<'_> {
         };
         account::make_directories(account::caller(), self.directory)
             .map_err(|error| error.help(format!("rockenv export {name} ./{name}")))?;
-        // Set if this process is root.
-        let owner = owner(self.directory)?;
         let elsewhere = |error: Error| match error.help_text() {
             Some(files::ELSEWHERE) => error.help(format!("rockenv export {name} NEW-DIRECTORY")),
             _ => error,
@@ -117,9 +113,9 @@ impl OutputsExport<'_> {
         for (name, text) in &texts {
             is_missing(self.directory, name, text).map_err(elsewhere)?;
         }
-        copy(&fresh, &files, self.directory, owner).map_err(elsewhere)?;
+        copy(&fresh, &files, self.directory).map_err(elsewhere)?;
         for (name, text) in &texts {
-            write(self.directory, name, text, owner).map_err(elsewhere)?;
+            write(self.directory, name, text).map_err(elsewhere)?;
         }
         if lock.is_none() {
             let record = env.known_record()?;

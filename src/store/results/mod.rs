@@ -242,7 +242,7 @@ pub(crate) fn compare(
 /// Opens an output directory, creating it if it is missing.
 fn output_writer(directory: &Path, spec: &Spec) -> Result<Writer> {
     tree::create_directory_for(directory, spec.user.uid, spec.user.gid)?;
-    Writer::open(directory, export::owner(directory)?, true)
+    Writer::open(directory, true)?.for_owner()
 }
 
 #[cfg(test)]

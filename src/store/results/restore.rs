@@ -181,7 +181,7 @@ impl Store {
                 // In a user's own directory, root must not write with more rights than that user has.
                 rights @ Rights::Of(..) if !in_store => {
                     account::make_directories(rights, directory).map_err(Error::of_profile)?;
-                    Writer::for_caller(directory, None).map_err(Error::of_profile)?
+                    Writer::for_caller(directory).map_err(Error::of_profile)?
                 }
                 Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
             };

@@ -113,7 +113,7 @@ impl StepResults {
             return Ok(());
         }
         fs::create_dir_all(results)?;
-        let mut writer = Writer::open(results, None, false)?;
+        let mut writer = Writer::open(results, false)?;
         let mut sums: BTreeMap<PathBuf, Option<String>> = BTreeMap::new();
         for (path, entry) in &mut left.entries.entries {
             let place = Path::new(volume).join(path);

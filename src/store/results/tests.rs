@@ -86,7 +86,7 @@ fn results_of_another_machine_have_permissions_only() {
     let left = StepResults::read(&results).unwrap().take("out");
     let mut entries = left.entries.entries;
     for read in [true, false] {
-        let mut writer = Writer::open(&out, None, false).unwrap();
+        let mut writer = Writer::open(&out, false).unwrap();
         for (path, bits) in [("d", 0o1777), ("d/program", 0o6755)] {
             let entry = entries.get_mut(Path::new(path)).unwrap();
             match read {

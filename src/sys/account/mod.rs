@@ -11,7 +11,7 @@ use crate::sys::error::Result;
 use crate::sys::host::system_text;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use place::{Existing, FilePlace, make_directories, mode_and_owner, resolved};
+pub(crate) use place::{Existing, FilePlace, make_directories, resolved};
 pub(crate) use rights::Rights;
 
 /// A calling user, with primary and supplementary groups.

@@ -90,15 +90,19 @@ impl<'a> FilePlace<'a> {
         }
     }
 
-    /// Writes the file atomically. `owner` applies only if root writes for itself.
-    pub(crate) fn put(
-        &self,
-        bytes: &[u8],
-        mode: u32,
-        owner: Option<(u32, u32)>,
-        existing: Existing,
-    ) -> Result<()> {
+    /// Writes the file atomically. A replaced file keeps its mode; a new one has the mode that the caller's umask leaves.
+    /// If root writes for itself, the file gets the owner of the replaced file, or else of the directory.
+    pub(crate) fn put(&self, bytes: &[u8], existing: Existing) -> Result<()> {
         let cannot = || format!("cannot write `{}`", self.path.display());
+        let old = match existing {
+            Existing::Refuse => None,
+            Existing::Replace => self.open()?,
+        };
+        let (like, mode) = match &old {
+            Some(old) => (old.file().as_fd(), old.metadata()?.mode() & 0o777),
+            None => (self.parent.as_fd(), 0o666),
+        };
+        let owner = self.rights.owner_for_root_files(like).context(cannot)?;
         let id = crate::sys::atomic::random_id()?;
         let part = PathBuf::from(format!(".rockenv-{id}"));
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
@@ -108,15 +112,17 @@ impl<'a> FilePlace<'a> {
                 Some(self.parent.as_fd()),
                 &part,
                 flags,
-                Mode::S_IRUSR | Mode::S_IWUSR,
+                Mode::from_bits_truncate(mode),
                 ResolveFlag::RESOLVE_NO_SYMLINKS,
             )
             .map_err(|errno| self.refused(errno))?;
         let write = || -> Result<()> {
             let mut file = fs::File::from_parts(file.into(), &self.path);
             file.write_all(bytes)?;
-            file.set_permissions(std::fs::Permissions::from_mode(mode))?;
-            if let (Rights::Own, Some((uid, gid))) = (self.rights, owner) {
+            if old.is_some() {
+                file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+            }
+            if let Some((uid, gid)) = owner {
                 nix::unistd::fchown(&file, Some(uid.into()), Some(gid.into())).context(cannot)?;
             }
             file.sync_data()?;
@@ -143,11 +149,6 @@ impl<'a> FilePlace<'a> {
     /// Makes the error for an existing file; `why` completes the sentence.
     pub(crate) fn exists(&self, why: &str) -> Error {
         usage!("`{}` already exists{why}", self.path.display())
-    }
-
-    pub(crate) fn parent_owner(&self) -> Result<(u32, u32)> {
-        let found = nix::sys::stat::fstat(&self.parent)?;
-        Ok((found.st_uid, found.st_gid))
     }
 
     fn open_with(&self, flags: OFlag, mode: Mode) -> nix::Result<OwnedFd> {
@@ -225,9 +226,4 @@ pub(crate) fn resolved(rights: &Rights, path: &Path) -> PathBuf {
         fs::read_link(link).ok()
     });
     resolved.unwrap_or_else(|| path.to_owned())
-}
-
-pub(crate) fn mode_and_owner(file: &fs::File) -> Result<(u32, (u32, u32))> {
-    let found = file.metadata()?;
-    Ok((found.mode() & 0o777, (found.uid(), found.gid())))
 }

@@ -26,6 +26,7 @@ use super::Person;
 use crate::sys::beneath::{self, openat2};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
+use crate::sys::userns;
 
 /// The hidden subcommand of the process that runs as the user.
 pub(crate) const SUBCOMMAND: &str = "__as-caller";
@@ -84,6 +85,9 @@ enum Call {
 
 /// The error number, or 0; a descriptor may be sent with it.
 type Answer = i32;
+
+/// The kernel's id for users and groups that a user namespace has no id for.
+const OVERFLOW: u32 = 65_534;
 
 /// The caller's umask, if root's own has replaced it.
 static UMASK: OnceLock<Mode> = OnceLock::new();
@@ -235,13 +239,16 @@ impl Rights {
             .is_ok()
     }
 
-    /// Returns the owner for files that root creates in a directory: the directory's owner, if root acts for itself.
+    /// Returns the owner for files that root creates in a directory or in place of a file: the same as its owner, if
+    /// root acts for itself.
     pub(crate) fn owner_for_root_files(
         &self,
-        directory: BorrowedFd<'_>,
+        like: BorrowedFd<'_>,
     ) -> nix::Result<Option<(u32, u32)>> {
-        let found = nix::sys::stat::fstat(directory)?;
-        let gives = matches!(self, Self::Own) && nix::unistd::geteuid().is_root();
+        let found = nix::sys::stat::fstat(like)?;
+        // In a user namespace, ids outside it are shown as this one, which is a subordinate id of the caller inside.
+        let is_outside = [found.st_uid, found.st_gid].contains(&OVERFLOW) && !userns::is_root();
+        let gives = matches!(self, Self::Own) && nix::unistd::geteuid().is_root() && !is_outside;
         Ok(gives.then_some((found.st_uid, found.st_gid)))
     }
 

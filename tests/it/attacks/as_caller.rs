@@ -245,6 +245,21 @@ fn a_file_of_root_s_never_becomes_the_caller_s() {
     stage.store.assert_clean();
 }
 
+/// A new file has the mode that the caller's umask leaves, and a replaced one keeps its own.
+fn check_modes(stage: &Stage, page: &str) {
+    let program = stage.user.program();
+    let program = program.to_str().expect("a path");
+    let script = "umask 077; exec \"$0\" report \"$1\" --output \"$2\"";
+    for mode in [0o600, 0o640] {
+        let words = ["-c", script, program, stage.store.env(), page];
+        let written = output(stage.user.sudo("sh", &words));
+        assert!(written.status.success(), "{}", said(&written));
+        let found = fs::metadata(page).expect("a page");
+        assert_eq!((found.uid(), found.mode() & 0o777), (MadeUp::UID, mode));
+        fs::set_permissions(page, PermissionsExt::from_mode(0o640)).expect("a mode");
+    }
+}
+
 #[test]
 fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened() {
     let stage = Stage::new();
@@ -279,6 +294,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
     ] {
         assert!(written.contains(&path(name)), "{name}: {written}");
     }
+    check_modes(&stage, &path("private.html"));
     // `--metrics` appends to regular files and refuses everything else.
     let victim = stage.secret.join("rows");
     fs::write(&victim, "").expect("a file");

@@ -1,7 +1,7 @@
 //! Snapshots as files: `export --snapshots` and `import`, other programs that read them, and commands that are cut off.
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{STEPS, assert_same, without_volume};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::ordinary::MadeUp;
+use crate::support::ordinary::{MadeUp, Ordinary};
 use crate::support::registry::Registry;
 use crate::support::run::wait_until;
 
@@ -299,9 +299,14 @@ fn an_import_that_was_killed_leaves_nothing_and_the_next_one_converges() {
 fn what_another_engine_has_under_the_same_key_is_imported_once() {
     let [one, other] = [TestStore::new(), TestStore::new()];
     let name = built(&one, &other, without_volume());
-    let place = empty(&one).join("demo.oci");
+    // As in `/tmp`, which belongs to root, the export is the caller's.
+    let shared = tempfile::tempdir().unwrap();
+    fs::set_permissions(shared.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let place = shared.path().join("demo.oci");
     one.rockenv(&["export", &name, "--snapshots", text(&place)])
         .ok();
+    let caller = Ordinary::get().map_or(1234, |user| user.uid);
+    assert_eq!(fs::metadata(&place).unwrap().uid(), caller);
     let import = || drop(other.rockenv(&["import", text(&place)]).ok());
     let layers = || names(&other.home().join("layers"));
     import();
