@@ -27,7 +27,7 @@ impl Endpoint {
         // It may contain a password, which must not be shown.
         let wrong = || {
             invalid!(
-                "mirror `{}` is not an address without a login",
+                "mirror `{}` must be an http or https address without a login",
                 reference.host
             )
             .help(format!(
@@ -107,7 +107,7 @@ mod tests {
             "https://u:secret@m.example",
         ] {
             let error = place("h.example/a", Some(("h.example", bad))).unwrap_err();
-            let message = "mirror `h.example` is not an address without a login";
+            let message = "mirror `h.example` must be an http or https address without a login";
             assert_eq!(error.message(), message);
         }
     }
