@@ -302,8 +302,6 @@ fn body(
         memory_swap: memory,
         // Without this, Podman applies its own limit.
         pids_limit: Some(tasks.unwrap_or(-1)),
-        // An upper limit for a file system in memory, not a reservation.
-        shm_size: Some(8 << 30),
         ..settings(mounts, service.flavour)?
     };
     let socket = format!("{AGENT_DIRECTORY}/{AGENT_SOCKET}");
@@ -315,10 +313,17 @@ fn body(
 
 /// Returns the settings that all containers have.
 pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfig> {
+    let tmpfs = [
+        // As under systemd-nspawn, so that no snapshot contains `/run`.
+        ("/run", "rw,nosuid,nodev,mode=755"),
+        // Podman's own keeps its files if the container starts again before Podman has cleaned up after it. The size is
+        // an upper limit, not a reservation.
+        ("/dev/shm", "rw,nosuid,nodev,exec,mode=1777,size=8g"),
+    ];
+    let tmpfs = tmpfs.map(|(path, options)| (path.to_owned(), options.to_owned()));
     Ok(HostConfig {
         mounts: Some(mounts),
-        // As under systemd-nspawn, so that no snapshot contains `/run`.
-        tmpfs: Some([("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())].into()),
+        tmpfs: Some(tmpfs.into()),
         ulimits: Some(ulimits(flavour)?),
         // Output goes through rockenv's own descriptors; a log at the service would only grow.
         log_config: Some(HostConfigLogConfig {
