@@ -221,6 +221,12 @@ fn a_repository_of_this_machine_is_not_named() {
         assert!(text.contains("a local repository"), "{text}");
         assert!(!text.contains(origin.to_str().unwrap()), "{text}");
     }
+    // A global option may precede the command.
+    for more in [&["--markdown"][..], &["-o", "page"], &["--force"]] {
+        let asked = [&["--json", "report", store.env()][..], more].concat();
+        let refused = store.rockenv(&asked).exits(2);
+        refused.says(&["`--json` cannot be combined with `--markdown`"]);
+    }
     // A command inside names a clone that is gone.
     fs::remove_dir_all(store.home().join("sources")).unwrap();
     let up = format!("help: rockenv up {}", store.env());

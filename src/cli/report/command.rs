@@ -23,10 +23,10 @@ pub struct ReportArgs {
     #[arg(value_name = "ENV")]
     name: Option<EnvName>,
     /// Markdown instead of HTML
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long)]
     markdown: bool,
     /// Output file, `-` for standard output [default: ENV-report.html or .md]
-    #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
+    #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Replace a file that is not a report
     #[arg(short, long)]
@@ -34,6 +34,13 @@ pub struct ReportArgs {
 }
 
 pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
+    // `conflicts_with` does not see a global option that precedes the command.
+    if cx.json && (args.markdown || args.force || args.output.is_some()) {
+        return Err(usage!(
+            "`--json` cannot be combined with `--markdown`, `--output` or `--force`"
+        )
+        .help("leave out --json"));
+    }
     let store = cx.store_to_read()?;
     let name = store.named_or_only(args.name.as_ref())?;
     let path = args.output.clone().unwrap_or_else(|| {
