@@ -2,12 +2,13 @@
 
 use clap::Args;
 
+use crate::cli::code_of;
 use crate::image::catalog;
 use crate::store::images::VerifiedImage;
 use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, size};
+use crate::ui::{Format, object, size, text};
 use crate::up::context::Context;
 use crate::up::task::{Subject, Task};
 
@@ -50,15 +51,30 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
         )
     };
     reporter.finish(outcome, message);
+    let code = code_of(same, Kind::Drift);
+    if cx.json {
+        let differences = differences
+            .iter()
+            .map(|one| object! { path: text::path(&one.path), what: &one.what });
+        cx.ui.json(&object! {
+            schema: "rockenv/image-verify/1",
+            image: &args.name,
+            same: same,
+            digest: &image.digest,
+            variables: &variables,
+            differences: differences.collect::<Vec<_>>(),
+        })?;
+        return Ok(code);
+    }
     for name in &variables {
         cx.ui.data(&format!("variable `{name}`: value differs\n"));
     }
     for difference in &differences {
         cx.ui.data(&format!(
             "{}: {}\n",
-            crate::ui::text::path(&difference.path),
+            text::path(&difference.path),
             difference.what
         ));
     }
-    Ok(if same { 0 } else { Kind::Drift.exit_code() })
+    Ok(code)
 }

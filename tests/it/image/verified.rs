@@ -19,8 +19,12 @@ fn a_variable_that_changed_is_a_difference() {
     recipe(&store, "oci", "path = \"layout\"");
     store.rockenv(&["image", "build", "x"]).ok();
     let verify = || store.rockenv(&["image", "verify", "x"]);
-    verify().ok().says(&["reproduced"]);
+    let ran = store.rockenv(&["image", "verify", "x", "--json"]).ok();
+    assert_eq!(ran.json()["same"], true);
+    ran.says(&["reproduced"]);
     give("two");
     let ran = verify().exits(8);
     assert_eq!(ran.text(), "variable `GREETING`: value differs\n");
+    let ran = store.rockenv(&["--json", "image", "verify", "x"]).exits(8);
+    assert_eq!(ran.json()["variables"], json!(["GREETING"]));
 }
