@@ -1,5 +1,6 @@
 //! Owns `du`: the report as a table or JSON.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -42,8 +43,12 @@ pub(crate) fn du(cx: &Context, args: &DuArgs) -> Result<()> {
         store.known(name)?;
     }
     let inside = args.depth.map_or(Inside::Parts, Inside::Directories);
-    let report = count(&store, args.name.as_deref(), inside)?;
+    let mut report = count(&store, args.name.as_deref(), inside)?;
     if cx.json {
+        if args.sort == Sort::Size {
+            let rows = &mut report.rows;
+            rows.sort_by_key(|row| Reverse(row.size.allocated));
+        }
         cx.ui.json(&report)?;
     } else {
         let lines = match &args.name {
@@ -232,7 +237,7 @@ impl Lines {
             whole: u64,
         ) {
             if sort == Sort::Size {
-                lines.sort_by_key(|line| std::cmp::Reverse(line.allocated()));
+                lines.sort_by_key(|line| Reverse(line.allocated()));
             }
             for line in lines {
                 let bar = size::bar(line.allocated(), whole);

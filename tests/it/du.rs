@@ -5,6 +5,7 @@ mod figures;
 mod ordinary;
 mod therock;
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -397,10 +398,13 @@ fn directories_add_up_and_what_is_known_is_named() {
     fs::write(ground.user.path().join("large/x"), vec![1; 3 << 20]).unwrap();
     let whole = ground.du(None);
     ground.settle();
-    let deep = serde_json::from_str(&ground.ok(&["du", "--json", "--depth", "2"])).unwrap();
+    let asked = ["du", "--json", "--depth", "2", "--sort", "size"];
+    let deep = serde_json::from_str(&ground.ok(&asked)).unwrap();
     check(&deep);
     assert_eq!(deep["total"], whole["total"]);
     let rows = deep["rows"].as_array().unwrap();
+    let largest_first = |row: &Value| Reverse(number(&row["size"]["allocated"]));
+    assert!(rows.is_sorted_by_key(largest_first), "{deep:#}");
     let part = |inside: Value| {
         rows.iter()
             .find(|row| row["name"] == "ccache" && row["inside"] == inside)
