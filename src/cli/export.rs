@@ -36,7 +36,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "STEP", requires = "snapshots", conflicts_with_all = ["directory", "volume", "check"])]
     until: Option<String>,
     /// Compare exported files with their manifest
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume", "snapshots"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume", "snapshots", "allow_incremental"])]
     check: Option<PathBuf>,
     /// Also export outputs that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]

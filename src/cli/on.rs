@@ -15,7 +15,7 @@ pub struct OnArgs {
     #[arg(value_name = "ssh://[USER@]HOST[:PORT]")]
     machine: Machine,
     /// Run it there with `sudo -n`
-    #[arg(long)]
+    #[arg(long, requires = "command")]
     sudo: bool,
     /// Also send a file or directory below the working directory; may be given again
     #[arg(long, value_name = "PATH")]
@@ -99,5 +99,7 @@ mod tests {
             args.hand_on(&cli.global);
             assert_eq!(args.command, command, "{line:?}");
         }
+        let line = ["rockenv", "on", "ssh://h", "--sudo", "--fetch", "out"];
+        assert!(Cli::try_parse_from(line).is_err(), "nothing runs there");
     }
 }

@@ -41,6 +41,10 @@ pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     cx.host_as_root("pushing snapshots")?;
     let (named, key) = (args.reference.as_deref(), args.sign.as_deref());
     let mut repository = registry::repository_to_push(cx, named, key)?;
+    if args.sign_unverified && repository.signs.is_none() {
+        return Err(usage!("`--sign-unverified` needs a key to sign with")
+            .help("add `--sign KEY`, or set `sign-key` in the configuration"));
+    }
     repository.signs_unverified = args.sign_unverified;
     let store = cx.existing_store()?;
     let signals = Signals::take()?;

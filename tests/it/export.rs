@@ -234,6 +234,9 @@ fn what_is_handed_out_says_what_it_was_made_from() {
         .rockenv(&["export", "--check", "to"])
         .ok()
         .says(&["2 of 2 files match"]);
+    store
+        .rockenv(&["export", "--check", "to", "--allow-incremental"])
+        .exits(2);
     let read_only = store.work().join("read-only");
     fs::create_dir(&read_only).unwrap();
     let _mounted = bind(&read_only, &read_only);

@@ -279,6 +279,9 @@ fn what_came_without_a_signature_is_not_signed() {
     refused();
     // An unsigned push does not make the snapshot count as verified.
     two.run(&two.other, &["push", name, &elsewhere]).ok();
+    let keyless = ["push", name, &elsewhere, "--sign-unverified"];
+    let keyless = two.run(&two.other, &keyless).exits(2);
+    keyless.says(&["`--sign-unverified` needs a key"]);
     refused();
     let mut command = two
         .other
