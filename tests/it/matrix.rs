@@ -5,7 +5,7 @@ mod jobs;
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::run::{processes_called, wait_until};
+use crate::support::run::{finish, processes_called, wait_until};
 use fs_err as fs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -302,12 +302,22 @@ fn one_failure_does_not_stop_the_others() {
     assert_eq!(store.ran(), ["gfx1103"]);
     // The other envs do not retry a failed shared step.
     steps(&store, &STEPS.replace("echo two", "false; echo two"));
-    let json = store.rockenv(&matrix(&store, &[])).exits(5).json();
+    let first = format!("{}-gfx1100", store.env());
+    let change = ["exec", &first, "--", "sh", "-c", "echo > ~/mine"];
+    store.rockenv(&change).ok();
+    let mut command = store.command(&[&["--quiet"], &matrix(&store, &[])[..]].concat());
+    command.env("CLICOLOR_FORCE", "1");
+    let failed = finish("matrix up".to_owned(), command).exits(5);
+    let json = failed.json();
     assert_eq!(
         outcomes(&json),
         ["failed", "not-run", "not-run"],
         "{json:#}"
     );
+    let why = json["envs"][0]["why"].as_str().unwrap();
+    assert!(why.contains("step `two` failed"), "{why}");
+    let warning = format!("{first}: changes made by `exec` or `shell` are kept");
+    failed.says(&[&warning]);
     remove(&store);
 }
 
@@ -356,7 +366,14 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
     ];
     let table = store.rockenv(&asked).exits(7).text();
     assert!(table.contains("has no step `none`"), "{table}");
-    for option in ["--dry-run", "-d", "--json", "--progress=json", "-h"] {
+    for option in [
+        "--dry-run",
+        "-d",
+        "--json",
+        "--progress=json",
+        "-h",
+        "--home=/s",
+    ] {
         let refused = store.rockenv(&matrix(&store, &["--", option])).exits(2);
         refused.says(&[
             "cannot be passed to each `up`",

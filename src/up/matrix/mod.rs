@@ -168,8 +168,16 @@ struct Progress<'a> {
     beside: bool,
 }
 
-/// Options of `up` that change its output, which this command reads, or that build nothing.
-const NOT_PASSED: [&str; 6] = ["--dry-run", "-d", "--json", "--progress", "--help", "-h"];
+/// Options of `up` that change its output, which this command reads, that build nothing, or that name another store.
+const NOT_PASSED: [&str; 7] = [
+    "--dry-run",
+    "-d",
+    "--json",
+    "--progress",
+    "--help",
+    "-h",
+    "--home",
+];
 
 /// Brings all envs up.
 pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResult> {

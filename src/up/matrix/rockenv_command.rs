@@ -72,6 +72,8 @@ impl RockenvCommand<'_> {
             // This command itself writes for the CI system, on behalf of all envs.
             .env("GITHUB_ACTIONS", "")
             .env("GITLAB_CI", "")
+            // It also reads the lines, and escapes control characters when it shows them.
+            .env("CLICOLOR_FORCE", "")
             .directory(directory)
             .grace(GRACE)
             .own_codes()
@@ -160,7 +162,8 @@ impl RockenvCommand<'_> {
             Event::Image { message, done, .. } if done.is_none() && !message.is_empty() => {
                 say(message.clone());
             }
-            Event::Note { message } | Event::Warning { message } => say(message.clone()),
+            Event::Note { message } => say(message.clone()),
+            Event::Warning { message } => self.cx.ui.warn(&format!("{env}: {message}")),
             Event::Finished { outcome, message } => {
                 events.outcome = Some(*outcome);
                 if !message.is_empty() {
