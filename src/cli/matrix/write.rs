@@ -189,6 +189,10 @@ pub struct KubernetesArgs {
 
 /// Prints the jobs, or the result of submitting them.
 pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
+    if cx.json && !matches!(form, For::Json(_)) {
+        return Err(usage!("this command writes no JSON")
+            .help("leave out --json; `rockenv matrix json` prints jobs as JSON"));
+    }
     let text = match form {
         For::Json(args) => args.line(cx)?,
         For::Github(args) => args.workflow(cx)?,

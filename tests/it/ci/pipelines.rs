@@ -393,6 +393,9 @@ fn machines_that_share_nothing_get_whole_envs() {
         let said = store.rockenv(&[&empty[..], more].concat()).exits(2);
         said.prints("")
             .says(&["part 2/2 of 1 env is empty", "help: --shard 1/1"]);
+        let json = ["--json", "matrix", system, "gfx1103"];
+        let said = store.rockenv(&[&json[..], more].concat()).exits(2);
+        said.prints("").says(&["this command writes no JSON"]);
     }
     let bad = ["matrix", "github", "gfx1103", "--secret", "A=${{ x }}"];
     let said = store.rockenv(&bad).exits(2);
