@@ -31,7 +31,8 @@ impl io::Write for Screen {
 
 /// Shows the output of `show` once a second, until Ctrl-C or an error of `show`.
 pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Result<u8> {
-    if !cx.ui.settings().terminals.stdout || cx.json {
+    let settings = cx.ui.settings();
+    if !settings.terminals.stdout || settings.dumb || cx.json {
         let error = match cx.json {
             true => usage!("`--watch` cannot be combined with `--json`"),
             false => usage!("`--watch` needs a terminal"),
@@ -64,5 +65,36 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
         if signals.pending()?.is_some() {
             return Ok(code);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::store::config::Config;
+    use crate::ui::{Terminals, UiSettings};
+
+    #[test]
+    fn a_terminal_that_moves_no_cursor_is_refused() {
+        let settings = UiSettings {
+            dumb: true,
+            terminals: Terminals {
+                stdout: true,
+                ..Terminals::default()
+            },
+            ..UiSettings::default()
+        };
+        let ui = Ui::with_writers(settings, Box::new(io::sink()), Box::new(io::sink()));
+        let (config, _) = Config::of(BTreeMap::new(), None).unwrap();
+        let cx = Context {
+            config,
+            ui,
+            names_home: false,
+            json: false,
+        };
+        let error = watch(&cx, |_| Err(usage!("shown"))).unwrap_err();
+        assert_eq!(error.message(), "`--watch` needs a terminal");
     }
 }
