@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use clap::builder::NonEmptyStringValueParser as NonEmpty;
 use clap::{Args, Subcommand};
 use fs_err as fs;
 
@@ -68,10 +69,10 @@ pub struct JsonArgs {
 #[derive(Debug, Args)]
 pub(super) struct Call {
     /// Command that starts rockenv in a job [default: `rockenv`; `sudo -E rockenv` on GitHub's own runners]
-    #[arg(long, value_name = "COMMAND", help_heading = JOBS)]
+    #[arg(long, value_name = "COMMAND", value_parser = NonEmpty::new(), help_heading = JOBS)]
     rockenv: Option<String>,
     /// Shell command to run at the start of each script of a job, such as one that installs rockenv
-    #[arg(long, value_name = "COMMAND", help_heading = JOBS)]
+    #[arg(long, value_name = "COMMAND", value_parser = NonEmpty::new(), help_heading = JOBS)]
     setup: Option<String>,
     /// Registry repository that jobs push snapshots to and pull them from
     #[arg(long, value_name = "REPOSITORY", help_heading = JOBS)]
@@ -144,7 +145,7 @@ pub struct SlurmArgs {
     #[command(flatten)]
     call: Call,
     /// Run steps with a GPU as separate jobs that request this resource, such as `gpu:1` or `gpu:{target}:1`
-    #[arg(long, value_name = "GRES", help_heading = "Slurm")]
+    #[arg(long, value_name = "GRES", value_parser = NonEmpty::new(), help_heading = "Slurm")]
     gres: Option<String>,
     /// Option for each `sbatch`, such as `--partition=build`; may be given again
     #[arg(
@@ -166,24 +167,25 @@ pub struct KubernetesArgs {
     #[command(flatten)]
     call: Call,
     /// Container image that contains rockenv
-    #[arg(long, value_name = "IMAGE", help_heading = "Kubernetes")]
+    #[arg(long, value_name = "IMAGE", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
     image: String,
     /// PersistentVolumeClaim of the volume with the store [default: each job has a store of its own]
     #[arg(
         long,
         value_name = "NAME",
         required_unless_present = "registry",
+        value_parser = NonEmpty::new(),
         help_heading = "Kubernetes"
     )]
     claim: Option<String>,
     /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
-    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
     registry_secret: Option<String>,
     /// Controller that starts the jobs in order
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Orchestrator::Jobset, help_heading = "Kubernetes")]
     orchestrator: Orchestrator,
     /// Kueue queue that admits the jobs
-    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
     queue: Option<String>,
 }
 
