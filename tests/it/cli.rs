@@ -442,6 +442,10 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
         .run(&["setup", "--for", "btrfs", "--store-image", "1G"])
         .fails_after_notes(2, "--yes");
     assert!(!image.exists());
+    let ran = place.run(&["setup", "--store-image", "1000T", "-n", "--json"]);
+    assert_eq!(ran.json()["schema"], "rockenv/setup/1");
+    assert!(ran.err.contains("the file may grow to"), "{}", ran.err);
+    assert!(!image.exists());
 
     // A step that fails undoes the ones before it. Here `mount` fails as if loop devices were missing.
     let broken = place.path().join("mount");

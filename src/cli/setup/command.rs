@@ -218,6 +218,9 @@ fn show(
     let command = manager
         .filter(|_| !packages.is_empty())
         .map(|manager| manager.command(&packages).join(" "));
+    for warning in image.iter().flat_map(|image| &image.warnings) {
+        cx.ui.warn(warning);
+    }
     if cx.json {
         let missing = tools.iter().map(|tool| {
             object! {
@@ -248,9 +251,6 @@ fn show(
     if let Some(image) = image {
         for step in image.steps() {
             cx.ui.data(&format!("would {step}\n"));
-        }
-        for warning in &image.warnings {
-            cx.ui.warn(warning);
         }
     }
     for step in timer.map(Timer::steps).unwrap_or_default() {
