@@ -24,6 +24,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::frames;
 use crate::sys::readable::readable;
 use crate::tree::{mounts, remove_tree};
+use crate::ui::text;
 
 /// Limit from the start of a container until its agent answers.
 const START: Duration = Duration::from_secs(180);
@@ -47,7 +48,7 @@ pub(in crate::engine) fn hold(
     let mut hold = hold.clone();
     hold.container.show_certificates(None, &hold.run)?;
     let mounted = mounts::at_or_below(Path::new("/"))?;
-    let inside = read_only_inside(&hold.container.binds, &mounted);
+    let (inside, writable) = read_only_inside(&hold.container.binds, &mounted);
     hold.container.binds.extend(inside);
     let hold = &hold;
     check_binds(&hold.container)?;
@@ -68,13 +69,14 @@ pub(in crate::engine) fn hold(
     let told = UnixStream::from(gone()?);
     // A starter that is gone needs no message.
     service.tell(move |text| drop(frames::send(&told, &FromHolder::Waits(text), &[])));
-    let missing = service.prepare(
+    let mut missing = service.prepare(
         place,
         &hold.container,
         &directory,
         &hold.program,
         hold.systemd,
     )?;
+    missing.extend(writable);
     // The container exists under its name by now, so its start need not be waited for.
     service.end_waits_with(Some((gone()?, Duration::ZERO)));
     service
@@ -135,10 +137,10 @@ pub(in crate::engine) fn hold(
     })
 }
 
-/// Returns read-only binds of the file systems at the points `mounted` that are inside read-only binds. Docker before 25
-/// and Podman leave these writable; systemd-nspawn does not.
-fn read_only_inside(binds: &[Bind], mounted: &[PathBuf]) -> Vec<Bind> {
-    let mut found = BTreeMap::new();
+/// Returns read-only binds of the file systems at the points `mounted` that are inside read-only binds, and a sentence
+/// for each that stays writable. Docker before 25 and Podman leave these writable; systemd-nspawn does not.
+fn read_only_inside(binds: &[Bind], mounted: &[PathBuf]) -> (Vec<Bind>, Vec<String>) {
+    let (mut found, mut writable) = (BTreeMap::new(), Vec::new());
     for bind in binds.iter().filter(|bind| bind.read_only) {
         for point in mounted.iter().filter(|point| **point != bind.source) {
             let Ok(inside) = point.strip_prefix(&bind.source) else {
@@ -150,14 +152,28 @@ fn read_only_inside(binds: &[Bind], mounted: &[PathBuf]) -> Vec<Bind> {
                     && Path::new(&other.target).starts_with(&bind.target)
                     && target.starts_with(&other.target)
             });
-            // A mount point that a later mount hides may not exist.
-            if !is_hidden && point.try_exists().unwrap_or(true) {
-                let target = target.to_string_lossy().into_owned();
-                found.insert(target.clone(), Bind::read_only(point, target));
+            if is_hidden {
+                continue;
+            }
+            match point.try_exists() {
+                Ok(true) => {
+                    let target = target.to_string_lossy().into_owned();
+                    found.insert(target.clone(), Bind::read_only(point, target));
+                }
+                // A later mount hides it.
+                Ok(false) => {}
+                // A FUSE file system whose server is gone, or which only its user may enter. A service, which cannot
+                // mount it either, would refuse the container.
+                Err(error) => {
+                    writable.push(format!(
+                        "`{}` is not read-only: {error}",
+                        text::path(&target)
+                    ));
+                }
             }
         }
     }
-    found.into_values().collect()
+    (found.into_values().collect(), writable)
 }
 
 /// Waits until the container has exited, even across a restart of the service, which must not cost hours of work.
@@ -227,6 +243,8 @@ mod tests {
             Bind::writable(top.join("rw"), "/w"),
             Bind::writable(top.join("else"), "/v/other"),
         ];
+        // A file system that cannot be entered.
+        let closed = format!("ro/{}", "x".repeat(300));
         let mounted = [
             "",
             "ro",
@@ -234,11 +252,14 @@ mod tests {
             "ro/a",
             "ro/a",
             "ro/hidden",
+            closed.as_str(),
             "ro/other/c",
             "roll",
             "rw/d",
         ];
-        let found = read_only_inside(&binds, &mounted.map(|name| top.join(name)));
+        let (found, writable) = read_only_inside(&binds, &mounted.map(|name| top.join(name)));
+        assert_eq!(writable.len(), 1, "{writable:?}");
+        assert_has!(writable[0], "xxx` is not read-only: ");
         let found = found.iter().map(|bind| {
             assert!(bind.read_only);
             (bind.source.as_path(), bind.target.as_str())
