@@ -303,10 +303,10 @@ const PARTS: [(Class, &str); 7] = [
     (Class::Records, "records"),
 ];
 
-/// Returns the lines for the whole store. With `damaged` env records, data that seems unused may belong to these envs.
-fn overview(report: &UsageReport, damaged: bool) -> Lines {
-    let unused = match damaged {
-        true => "may belong to an env whose record is damaged: `rockenv fsck --repair`",
+/// Returns the lines for the whole store. If env records are `unreadable`, unused data may belong to their envs.
+fn overview(report: &UsageReport, unreadable: bool) -> Lines {
+    let unused = match unreadable {
+        true => "may belong to an env whose record cannot be read: `rockenv fsck`",
         false => "no env needs it: `rockenv gc --dry-run` shows what it would remove",
     };
     let mut lines = Lines::default();

@@ -31,7 +31,7 @@ impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} is skipped: {}; `rockenv fsck --repair` sets the file aside",
+            "{} is skipped: {}; details: rockenv fsck",
             self.object, self.why
         )
     }

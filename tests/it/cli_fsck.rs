@@ -495,6 +495,10 @@ fn what_another_version_wrote_is_left_alone() {
     assert_eq!(before, lab.listing());
     let status = program(&lab.root).args(["status", "one"]).output().unwrap();
     assert_eq!(status.status.code(), Some(3), "{status:?}");
+    let ls = program(&lab.root).arg("ls").output().unwrap();
+    let said = String::from_utf8_lossy(&ls.stderr);
+    assert!(said.contains("env `one` is skipped"), "{said}");
+    assert!(!said.contains("--repair"), "{said}");
     // A format with a method that this version does not know is not a damaged one.
     let format = "{\"version\": 2, \"method\": \"newer\"}";
     fs::write(lab.at("format"), format).unwrap();
