@@ -63,8 +63,8 @@ const FILES: [&str; 2] = ["core.attributesfile", "core.excludesfile"];
 /// Beginnings of the settings that include a file. Other conditions need a repository, and git reads a configuration
 /// outside of any.
 const INCLUDES: [&str; 2] = ["include.path", "includeif.hasconfig:"];
-/// Makes git compare everything that steps see, even if the repository or the user configured less.
-const SEES_ALL: [&str; 8] = [
+/// Makes git compare everything that steps see, and nothing else, whatever the repository or the user configured.
+const SEES_ALL: [&str; 10] = [
     "-c",
     "core.checkStat=default",
     "-c",
@@ -73,6 +73,8 @@ const SEES_ALL: [&str; 8] = [
     "core.symlinks=true",
     "-c",
     "core.trustCtime=true",
+    "-c",
+    "status.showStash=false",
 ];
 /// Extensions that git does not get: one names a remote, and the other enables a file of settings, which this module
 /// reads. git accepts or refuses all others.

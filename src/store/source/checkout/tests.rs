@@ -78,7 +78,7 @@ fn what_files_mean_is_as_the_repository_says() {
 
 /// The user's own configuration applies where the repository's has no value.
 #[test]
-fn permissions_count_whatever_the_user_configured() {
+fn permissions_count_and_a_stash_does_not_whatever_the_user_configured() {
     let (directory, git) = (repository(), Git::new(me()));
     let name = "core.fileMode";
     for value in ["true", "false"] {
@@ -88,6 +88,15 @@ fn permissions_count_whatever_the_user_configured() {
         let config = ["config", "--local", name];
         assert_eq!(checkout.text(&config).unwrap(), "true\n");
     }
+    // The stash is no difference, even for a user who has it shown.
+    fs::write(directory.path().join("a"), "two").unwrap();
+    run(directory.path(), &["stash", "--quiet"]);
+    let checkout = git.open(directory.path()).unwrap();
+    let config = checkout.place.path.join("config");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text + "[status]\n\tshowStash = true\n").unwrap();
+    let status = ["status", "--porcelain=v2", "-z"];
+    assert_eq!(checkout.text(&status).unwrap(), "");
 }
 
 #[test]
