@@ -3,6 +3,7 @@
 mod extend;
 mod messages;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
@@ -240,6 +241,45 @@ fn schema_describes_every_key() {
     walk("profile", &schema);
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(schema["required"], serde_json::json!(["schema"]));
+}
+
+/// A volume may stand in for a component, as `docs/how-to/rocm-libs.md` says. Its files are the user's.
+#[test]
+fn rocm_libs_unpacks_no_archive_over_a_volume() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |path: &str| directory.path().join(path);
+    fs_err::create_dir(at("archive")).unwrap();
+    fs_err::write(at("archive/file"), "upstream's").unwrap();
+    let mut archive = tar::Builder::new(fs_err::File::create(at("archive.tar")).unwrap());
+    archive.append_dir_all("rocm", at("archive")).unwrap();
+    archive.finish().unwrap();
+    fs_err::create_dir_all(at("src/hipcub")).unwrap();
+    fs_err::write(at("src/hipcub/file"), "mine").unwrap();
+    let private = std::fs::Permissions::from_mode(0o600);
+    fs_err::set_permissions(at("src/hipcub/file"), private.clone()).unwrap();
+
+    // The script's paths are those of an env.
+    let profiles = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/rocm-libs");
+    let script = fs_err::read_to_string(profiles.join("fetch.sh")).unwrap();
+    let download = format!("f() {{ cp '{}' \"$3\"; }}\n", at("archive.tar").display());
+    let script = script
+        .replace("/usr/lib/apt/apt-helper", "f")
+        .replace("/tmp/", &format!("{}/", at("").display()))
+        .replace("/src", &at("src").display().to_string())
+        .replace("/opt/rocm-libs", &profiles.display().to_string());
+    let done = std::process::Command::new("/bin/sh")
+        .args(["-c", &(download + &script), "fetch", "rocprim", "hipcub"])
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let text = |path: &str| fs_err::read_to_string(at(path)).unwrap();
+    assert_eq!(text("src/rocprim/file"), "upstream's");
+    assert_eq!(text("src/hipcub/file"), "mine");
+    let mode = fs_err::metadata(at("src/hipcub/file"))
+        .unwrap()
+        .permissions();
+    assert_eq!(mode.mode() & 0o777, private.mode() & 0o777);
 }
 
 /// Returns the TOML blocks of a document.
