@@ -14,7 +14,7 @@ use crate::sys::span::At;
 const ACTIONS: [&str; 4] = ["run", "packages", "copy", "export"];
 
 /// Keys of a volume and the kinds that they are for. Another kind drops the inherited keys that are not for it.
-const KEYS_OF_KINDS: [(&str, &[&str]); 9] = [
+const KEYS_OF_KINDS: [(&str, &[&str]); 10] = [
     ("path", &["source", "output", "host"]),
     ("git", &["source"]),
     ("rev", &["source"]),
@@ -24,6 +24,15 @@ const KEYS_OF_KINDS: [(&str, &[&str]); 9] = [
     ("locked", &["cache"]),
     ("downloads", &["cache"]),
     ("needed-by", &["cache"]),
+    ("disk", &["source", "build", "cache", "output"]),
+];
+
+/// Keys of a step and the actions that they are for. Another action drops the inherited keys that are not for it.
+const KEYS_OF_ACTIONS: [(&str, &[&str]); 4] = [
+    ("shell", &["run"]),
+    ("workdir", &["run"]),
+    ("env", &["run", "packages"]),
+    ("user", &["run", "copy", "export"]),
 ];
 
 /// Parses a file. Places are offsets in the concatenation of all files.
@@ -126,6 +135,12 @@ impl<'t> Item<'t> {
         for key in keys {
             self.table.remove(*key);
         }
+    }
+
+    /// Removes the keys that are not for this kind or action.
+    fn remove_others(&mut self, keys: &[(&str, &[&str])], of: &str) {
+        let others = keys.iter().filter(|(_, all)| !all.contains(&of));
+        others.for_each(|(key, _)| self.remove(&[*key]));
     }
 
     /// Overrides keys with the keys of an item of the same name.
@@ -275,9 +290,7 @@ impl<'t> Merge<'_, 't> {
         if let (Some(new), Some(old)) = (kind(&volume), kind(inherited))
             && new != old
         {
-            let keys = KEYS_OF_KINDS.iter();
-            let others = keys.filter(|(_, kinds)| !kinds.contains(&new.as_str()));
-            others.for_each(|(key, _)| inherited.remove(&[*key]));
+            inherited.remove_others(&KEYS_OF_KINDS, &new);
         }
         inherited.extend(volume);
     }
@@ -295,13 +308,7 @@ impl<'t> Merge<'_, 't> {
                 let mut inherited = self.steps.remove(index);
                 if let Some(action) = action {
                     inherited.remove(&ACTIONS);
-                    // These keys belong to a script. Other kinds of action do not inherit them.
-                    if action != "run" {
-                        inherited.remove(&["shell", "workdir"]);
-                    }
-                    if action == "packages" {
-                        inherited.remove(&["user"]);
-                    }
+                    inherited.remove_others(&KEYS_OF_ACTIONS, action);
                 }
                 for whole in ["when", "published"] {
                     if step.has(whole) {

@@ -135,14 +135,19 @@ fn what_belongs_to_a_replaced_kind_goes_with_it() {
         [[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/src\"\npath = \"/srv/x\"\n\
         [[volume]]\nname = \"git\"\nkind = \"source\"\ntarget = \"/git\"\ngit = \"https://example.org/x\"\nrev = \"a\"\n\
         [[volume]]\nname = \"cache\"\nkind = \"cache\"\ntarget = \"/cache\"\nmax = \"1G\"\nlocked = true\n\
+        [[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/out\"\npath = \"/srv/out\"\ndisk = \"1G\"\n\
         [[step]]\nname = \"one\"\nrun = \"true\"\nworkdir = \"/w\"\nshell = [\"/bin/sh\", \"-c\"]\nuser = \"builder\"\n\
-        [[step]]\nname = \"two\"\nrun = \"true\"\nworkdir = \"/w\"\n";
+        [[step]]\nname = \"two\"\nrun = \"true\"\nworkdir = \"/w\"\n\
+        [[step]]\nname = \"three\"\nrun = \"true\"\nenv = { A = \"1\" }\nuser = \"root\"\n";
     let child = "extends = \"base\"\n\
-        volume = [{ name = \"src\", kind = \"build\" }, { name = \"git\", kind = \"output\" }, { name = \"cache\", kind = \"build\" }]\n\
-        step = [{ name = \"one\", packages = [\"x\"] }, { name = \"two\", run = \"false\" }]\n";
+        volume = [{ name = \"src\", kind = \"build\" }, { name = \"git\", kind = \"output\" }, { name = \"cache\", kind = \"build\" }, \
+        { name = \"out\", kind = \"host\" }]\n\
+        step = [{ name = \"one\", packages = [\"x\"] }, { name = \"two\", run = \"false\" }, \
+        { name = \"three\", copy = [{ from = \"x\", to = \"/x\" }] }]\n";
     let (_dir, dirs) = dir(&[("base.toml", base), ("child.toml", child)]);
     let profile = load(&dirs, "child").unwrap();
-    for volume in &profile.volumes {
+    assert_eq!(profile.volumes[3].disk, None);
+    for volume in &profile.volumes[..3] {
         assert!(
             matches!(volume.source, VolumeSource::Store),
             "{}",
@@ -152,6 +157,8 @@ fn what_belongs_to_a_replaced_kind_goes_with_it() {
     }
     assert_eq!(profile.steps[0].workdir, None);
     assert_eq!(profile.steps[1].workdir.as_ref().unwrap().as_str(), "/w");
+    assert!(profile.steps[2].env.is_empty());
+    assert_eq!(profile.steps[2].user, User::Root);
 }
 
 #[test]
