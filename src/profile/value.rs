@@ -290,6 +290,20 @@ pub(crate) fn destination(text: &str) -> Result<()> {
     }
 }
 
+/// Checks where a volume is mounted: nothing runs without the image's own files, and an engine that puts its mounts
+/// into a volume makes files in a user's directory.
+pub(crate) fn mount_point(text: &str) -> Result<()> {
+    destination(text)?;
+    let images = [
+        "/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr", "/var", "/var/tmp",
+    ];
+    match images.contains(&text) {
+        false => Ok(()),
+        true => Err(Refused::new(format!("`{text}` belongs to the image"))
+            .help("mount the volume in a directory of its own, such as `/project/src`")),
+    }
+}
+
 /// Checks a path relative to the profile's directory, which it must not leave.
 pub(crate) fn beside(text: &str) -> Result<()> {
     let shown = shorten(text);
@@ -458,6 +472,11 @@ mod tests {
         let bad = "|a|./a|/|/proc|/proc/1|/sys|/dev/kfd|/run|/run/rockenv|/run/rockenv/bin|/tmp|/a/|\
                    /a//b|/a/./b|/a/../proc|/a\nb|//proc|~";
         check(destination, good, bad);
+        check(
+            mount_point,
+            "/var/cache/x|/usr/local|/opt",
+            "/var/tmp|/var|/usr|/etc|/bin|/proc",
+        );
         check(exported, "/a|/a/b", "/|a|/a/");
         assert_eq!(
             inside("/a/../b//c/").unwrap_err().help.unwrap(),

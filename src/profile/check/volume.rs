@@ -80,7 +80,7 @@ impl Check<'_> {
         let shown = shorten(&volume.name);
         let target = match &volume.target {
             Some(target) => self
-                .fixed("target", target, value::destination)
+                .fixed("target", target, value::mount_point)
                 .then(|| target.value.clone()),
             None => {
                 let message = format!("volume `{shown}` has no `target`");

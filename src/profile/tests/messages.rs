@@ -315,6 +315,7 @@ fn sentences_about_volumes() {
         kind = "source"; target = "/v"; git = "https://x/y"; depth = 0 => `depth` is 0
         kind = "build"; target = "/" => `/` belongs to the engine
         kind = "build"; target = "/run/rockenv/x" => `/run/rockenv/x` belongs to the engine
+        kind = "build"; target = "/usr" => `/usr` belongs to the image
         kind = "build"; target = "/a/../b" => `/a/../b` is not a normal path
         kind = "build"; target = "/${target}" => `target` must not contain references such as `${...}`
         "#,
