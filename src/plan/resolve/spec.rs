@@ -512,13 +512,19 @@ fn list(names: &[At<String>]) -> String {
     names.join(", ")
 }
 
-/// Refuses to copy over a user's files, because `copy` replaces existing ones.
+/// Refuses to copy over a user's files, because `copy` replaces existing ones, and to where files end with the step.
 fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
     value::destination(to)?;
-    let theirs = volumes
-        .iter()
-        .find(|volume| volume.kind.is_users_own() && Path::new(to).starts_with(&volume.target));
-    match theirs {
+    let is_in = |directory: &str| Path::new(to).starts_with(directory);
+    let mut around = volumes.iter().filter(|volume| is_in(&volume.target));
+    let is_temporary = ["/run", "/tmp", "/var/tmp"].into_iter().any(is_in);
+    if is_temporary && around.clone().next().is_none() {
+        let message = format!("`{to}` is in no snapshot: no later step sees it");
+        return Err(
+            Refused::new(message).help("copy to a path outside `/run`, `/tmp` and `/var/tmp`")
+        );
+    }
+    match around.find(|volume| volume.kind.is_users_own()) {
         None => Ok(()),
         Some(volume) => Err(Refused::new(format!(
             "`copy` cannot write into volume `{}`: its files do not belong to rockenv",

@@ -165,6 +165,21 @@ fn a_copy_does_not_write_over_the_users_files() {
 }
 
 #[test]
+fn a_copy_is_not_lost_with_its_container() {
+    let at = |to: &str, build: &str| {
+        let text = TEXT.replace("to = \"/opt/run.sh\"", &format!("to = \"{to}\""));
+        let text = text.replace("target = \"/work\"", &format!("target = \"{build}\""));
+        resolve(&profile(&text), &inputs())
+    };
+    for to in ["/tmp/run.sh", "/var/tmp/x/run.sh", "/run/x"] {
+        let error = at(to, "/work").unwrap_err();
+        assert_has!(error.message(), "is in no snapshot");
+    }
+    at("/tmp/build/run.sh", "/tmp/build").unwrap();
+    at("/tmpx/run.sh", "/work").unwrap();
+}
+
+#[test]
 fn expansion_ends_at_the_length_of_an_argument() {
     let says = |text: &str, words: &[&str]| {
         let error = resolve(&profile(text), &inputs()).unwrap_err();
