@@ -306,16 +306,21 @@ pub(crate) fn mount_point(text: &str) -> Result<()> {
 
 /// Checks a path relative to the profile's directory, which it must not leave.
 pub(crate) fn beside(text: &str) -> Result<()> {
+    below(text, "the profile's directory", "files/build.sh")
+}
+
+/// Checks a path relative to a directory, which it must not leave.
+pub(crate) fn below(text: &str, directory: &str, example: &str) -> Result<()> {
     let shown = shorten(text);
-    let advice = "relative to the profile's directory, such as `files/build.sh`";
+    let advice = format!("relative to {directory}, such as `{example}`");
     if text.len() > 4095 || text.chars().any(char::is_control) {
-        return Err(bad("path", text, advice));
+        return Err(bad("path", text, &advice));
     }
     if text.starts_with('/') || text.starts_with('~') {
         return Err(Refused::new(format!("`{shown}` is not relative")).help(advice));
     }
     if text.split('/').any(|part| part == "..") {
-        return Err(Refused::new(format!("`{shown}` leaves the profile's directory")).help(advice));
+        return Err(Refused::new(format!("`{shown}` leaves {directory}")).help(advice));
     }
     if text.is_empty() || text.split('/').any(|part| matches!(part, "" | ".")) {
         return Err(Refused::new(format!("`{shown}` is not a normal path")).help(advice));

@@ -245,7 +245,8 @@ impl Check<'_> {
             if !sources().any(|source| source == volume) {
                 self.unknown("volume of kind `source` called", &name, sources());
             } else if name.contains('/') {
-                self.accepted(&name.place, value::beside(path));
+                let below = |_: &str| value::below(path, "the source", "requirements.txt");
+                self.fixed("inputs", &name, below);
             }
             inputs.push(name.value);
         }
@@ -264,7 +265,9 @@ impl Check<'_> {
         // The step sees the innermost volume at that path.
         let found = around.max_by_key(|(volume, _)| volume.target.len());
         let found = found.filter(|(volume, _)| volume.kind == VolumeKind::Build);
-        self.accepted(&at.place, value::inside(at))?;
+        if !self.fixed("fingerprints", at, value::inside) {
+            return None;
+        }
         if found.is_none() {
             let message = format!("`{}` is in no volume of kind `build`", shorten(at));
             let problem = Problem::new(&at.place, message, "here");

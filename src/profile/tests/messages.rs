@@ -402,6 +402,30 @@ fn fingerprints_are_in_the_innermost_volume() {
         sentences(&text("cache")),
         ["`/b/in/x` is in no volume of kind `build`"]
     );
+    assert_eq!(
+        sentences(&text("build").replace("/b/in/x", "/b/in/${target}")),
+        ["`fingerprints` must not contain references such as `${...}`"]
+    );
+}
+
+#[test]
+fn sentences_about_inputs() {
+    for (path, want) in [
+        ("../x", "`../x` leaves the source"),
+        ("/x", "`/x` is not relative"),
+        ("x/", "`x/` is not a normal path"),
+        ("", "`` is not a normal path"),
+        (
+            "${target}",
+            "`inputs` must not contain references such as `${...}`",
+        ),
+    ] {
+        let text = format!(
+            "{HEAD}[[volume]]\nname = \"v\"\nkind = \"source\"\npath = \"/v\"\ntarget = \"/v\"\n\
+             [[step]]\nname = \"s\"\nrun = \"a\"\ninputs = [\"v/{path}\"]\n"
+        );
+        assert_eq!(sentences(&text), [want]);
+    }
 }
 
 #[test]
