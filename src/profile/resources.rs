@@ -7,8 +7,8 @@ use super::check::Check;
 use super::value::{self, MemoryMax};
 use crate::sys::span::At;
 
-/// Processes and threads that a container needs to start.
-const LEAST_TASKS: i64 = 16;
+/// The least processes and threads with which a container starts, and the largest limit of `pids.max`.
+const TASKS: (i64, i64) = (16, 4 << 20);
 
 /// Requirements on the machine, and limits of the env.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -30,7 +30,7 @@ pub(crate) struct Written {
     /// Memory limit of the env: a size, or a share of the machine's memory such as "90%".
     memory_max: Option<At<String>>,
     /// Limit of processes and threads in the env.
-    #[schemars(range(min = 16))]
+    #[schemars(range(min = 16, max = 4194304))]
     tasks_max: Option<At<i64>>,
 }
 
@@ -73,7 +73,7 @@ impl Written {
             memory: check.size(self.memory),
             ninja: self.ninja.unwrap_or_default(),
             memory_max: check.parsed(self.memory_max, value::memory_max),
-            tasks_max: check.at_least("tasks-max", self.tasks_max, LEAST_TASKS),
+            tasks_max: check.limit("tasks-max", self.tasks_max, TASKS),
         }
     }
 }

@@ -154,21 +154,26 @@ impl Check<'_> {
         good
     }
 
-    /// Refuses a number that is too small for a container to start.
-    pub(super) fn at_least(
+    /// Refuses a limit with which no container starts.
+    pub(super) fn limit(
         &mut self,
         key: &str,
         number: Option<At<i64>>,
-        least: i64,
+        (least, most): (i64, i64),
     ) -> Option<u64> {
         let number = number?;
         let good = self.positive(key, Some(number.clone()))?;
-        if number.value < least {
-            let message = format!("`{key}` of {number} is too little to start a container");
-            let refused = Refused::new(message).help(format!("write {least} or more"));
-            self.refused(&number.place, refused);
-        }
-        Some(good)
+        let (why, help) = match number.value {
+            value if value < least => (
+                "too little to start a container",
+                format!("write {least} or more"),
+            ),
+            value if value > most => ("more than Linux allows", format!("write {most} or less")),
+            _ => return Some(good),
+        };
+        let refused = Refused::new(format!("`{key}` of {number} is {why}")).help(help);
+        self.refused(&number.place, refused);
+        None
     }
 
     fn name(&mut self, what: &str, name: &At<String>) -> bool {

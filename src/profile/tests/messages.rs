@@ -438,6 +438,10 @@ fn limits_with_which_no_container_starts_are_refused() {
         ("memory-max = \"1B\"", "`memory-max` of `1B` is too little"),
         ("tasks-max = 1", "`tasks-max` of 1 is too little"),
         ("tasks-max = 0", "`tasks-max` is 0"),
+        (
+            "tasks-max = 4194305",
+            "`tasks-max` of 4194305 is more than Linux allows",
+        ),
     ] {
         let text = format!("schema = 1\nimage = \"debian\"\n[resources]\n{limit}\n");
         assert_has!(message(&text), words);
