@@ -23,6 +23,10 @@ mod tests {
         let text = template("mine", "profiles/").unwrap();
         let profile = from_text("mine", &text).unwrap();
         assert_eq!(profile.steps.len(), 5);
+        // These are names in the text too.
+        for name in ["build", "ccache", "result", "src"] {
+            from_text(name, &template(name, "").unwrap()).unwrap();
+        }
         assert_has!(&text, "`rockenv profile check profiles/mine.toml`");
         assert_eq!(text.lines().find(|line| line.chars().count() > 120), None);
         let error = template("../x", "").unwrap_err();
