@@ -196,7 +196,9 @@ impl Check<'_> {
         for step in steps {
             let when = step.when.as_ref();
             for item in step.export.iter().flatten() {
-                let Some(name) = exported_name(&item.from) else {
+                // Equal references in names have equal values.
+                let name = Path::new(&item.from.value).file_name();
+                let Some(name) = name.and_then(|name| name.to_str()) else {
                     continue;
                 };
                 let others = taken.entry((item.to.as_str(), name)).or_default();
@@ -313,12 +315,6 @@ impl Check<'_> {
             }
         }
     }
-}
-
-/// Returns the name that an exported path has in its volume, unless a reference decides that.
-fn exported_name(from: &str) -> Option<&str> {
-    let name = Path::new(from).file_name()?.to_str()?;
-    (!name.contains(['$', '{', '}', '*', '?', '['])).then_some(name)
 }
 
 fn named(volumes: &Volumes, kind: VolumeKind) -> impl Iterator<Item = &str> {

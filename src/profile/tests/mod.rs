@@ -202,6 +202,9 @@ fn exports_replace_none_of_each_other() {
         assert_has!(found, "two exports are named `f` in volume `d`");
         assert_has!(found, "the first one is in /p/p.toml:18");
     }
+    let both = [item("/x/${target}", "d"), item("/y/${target}", "d")];
+    let found = message(&text("", &step("one", "", &[&both[0], &both[1]])));
+    assert_has!(found, "two exports are named `${target}` in volume `d`");
     let found = message(&text("access = \"ro\"", &step("one", "", &[&x])));
     assert_has!(found, "volume `d` has `access = \"ro\"`");
 }
