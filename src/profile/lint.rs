@@ -1,6 +1,7 @@
 //! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
 use super::references::{TextPart, pieces};
+use super::structure::shorten;
 use super::{Action, BIN, Origin, Profile, VolumeKind, input};
 
 /// Returns advice, one sentence each.
@@ -27,6 +28,16 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
         }
     }
     advice.extend(unlimited(profile));
+    for step in &profile.steps {
+        let Action::Export(items) = &step.action else {
+            continue;
+        };
+        let patterns = items.iter().filter(|item| item.from.contains(['*', '?']));
+        advice.extend(patterns.map(|item| {
+            let (step, from) = (&step.name, shorten(&item.from));
+            format!("step `{step}` exports the one path `{from}`, not the files that match it: export a directory")
+        }));
+    }
     let texts = profile.steps.iter().flat_map(|step| step.env.values());
     let scripts = profile.steps.iter().filter_map(|step| match &step.action {
         Action::Run { script, .. } => Some(script),
@@ -120,6 +131,17 @@ mod tests {
         assert_eq!(advice.len(), starts.len(), "{advice:#?}");
         for (advice, start) in advice.iter().zip(starts) {
             assert!(advice.starts_with(start), "{advice}");
+        }
+    }
+
+    #[test]
+    fn an_exported_pattern_is_one_path() {
+        for (from, count) in [("/x/*.whl", 1), ("/x/dist", 0)] {
+            let text = format!(
+                "schema = 1\nimage = \"debian\"\n[[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/out\"\n\
+                 [[step]]\nname = \"export\"\nexport = [{{ from = \"{from}\", to = \"out\" }}]\n"
+            );
+            assert_eq!(advice(&from_text("p", &text).unwrap()).len(), count);
         }
     }
 
