@@ -64,7 +64,8 @@ impl Store {
         })
     }
 
-    /// Empties the trash; returns false if another process does so already. Entries that must be kept stay.
+    /// Empties the trash; returns false if another process does so already. Entries that must be kept stay. An entry
+    /// that cannot be removed does not keep the others, and the first failure is returned.
     pub fn empty_trash(&self) -> Result<bool> {
         let trash = self.root.join("trash");
         loop {
@@ -76,6 +77,7 @@ impl Store {
                 return Ok(false);
             };
             let (mut kept, mut gone) = (false, false);
+            let mut outcome = Ok(());
             for entry in fs::read_dir(&trash)? {
                 let entry = entry?;
                 if entry.file_name() == "lock" {
@@ -84,13 +86,13 @@ impl Store {
                 // Keep the files while the service does not answer: only they name its objects.
                 if self.remove_objects(&entry.path()) {
                     gone = true;
-                    tree::remove_tree(&entry.path())
-                        .context(|| "cannot empty the trash".to_owned())?;
+                    outcome = outcome.and(tree::remove_tree(&entry.path()));
                 } else {
                     kept = true;
                 }
             }
             drop(_lock);
+            outcome.context(|| "cannot empty the trash".to_owned())?;
             // Repeat for entries that were added meanwhile, which would otherwise wait for the next command. Kept
             // entries may be removable now: an image goes only after its descendants.
             if !self.has_trash() || (kept && !gone) {

@@ -283,6 +283,21 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
         .exits(6)
         .says(&["`cache`", "is a mount point", "help: umount "]);
     drop(bound);
+    // An entry of the trash that cannot be removed keeps none of the others.
+    let trash = home.join("trash");
+    let entries = (0..20).map(|number| trash.join(format!("{number:016x}")));
+    let entries = entries.collect::<Vec<_>>();
+    for entry in &entries {
+        fs::create_dir(entry).unwrap();
+    }
+    let bound = bind(&home.join("caches/cache"), &entries[10]);
+    store
+        .rockenv(&["--yes", "gc"])
+        .exits(6)
+        .says(&["cannot empty the trash", "is a mount point"]);
+    let left = entries.iter().filter(|entry| entry.exists());
+    assert_eq!(left.collect::<Vec<_>>(), [&entries[10]]);
+    drop(bound);
     store.rockenv(&["cache", "clear", "--yes", "--all"]).ok();
     assert!(
         home.join("caches/cache")
