@@ -20,38 +20,46 @@ use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, exists, is_full};
 use crate::tree;
 
-/// Directory of the mark that names snapshots as removed although the record still lists them. It contains nothing
+/// Directory of the marks that name snapshots as removed although the record still lists them. It contains nothing
 /// else: XFS keeps a small directory in its inode, and a full disk has no block for a larger one.
 const REMOVED_SNAPSHOTS: &str = "gone";
 /// Prefixes of a mark's path: in its directory, or else beside the record, because a full disk may have no room for a
 /// directory.
 const PLACES: [&str; 2] = ["gone/", "gone."];
 
+/// Maximum number of snapshots of one mark. Its name has 16 digits for their digest and one for each four of them.
+const MARKED: usize = 900;
+
 /// Marks the record's snapshots that are not in `kept` as removed, if the disk is too full for a new record.
 ///
-/// The mark is a hard link to the record, which takes neither inode nor block. Its name has a bit for each snapshot.
-/// If further snapshots are removed, the mark is renamed.
+/// A mark is a hard link to the record, which takes neither inode nor block. Its name has a bit for each snapshot.
+/// If further snapshots are removed, the mark is renamed. A long list has several marks.
 fn mark_removed(env: &Path, kept: &[Snapshot]) -> Result<()> {
     let path = env.join("record.json");
     let record = atomic::read_json::<Record>(&path)?;
     let listed = record.map(|record| record.snapshots).unwrap_or_default();
-    let digest = digest(&listed);
-    let bits = listed.chunks(4).map(|four| {
-        let bit = |(index, one)| u32::from(!kept.contains(one)) << index;
-        char::from_digit(four.iter().enumerate().map(bit).sum(), 16)
-    });
-    let new = digest.chars().chain(bits.flatten()).collect::<String>();
-    let mut before = marks(env)?.into_iter();
-    let before = before.find(|(_, mark)| mark.starts_with(&digest));
-    if let Some((place, mark)) = before {
-        return Ok(fs::rename(at(env, place, &mark), at(env, place, &new))?);
+    let known = marks(env)?;
+    for some in listed.chunks(MARKED) {
+        let digest = digest(some);
+        let bits = some.chunks(4).map(|four| {
+            let bit = |(index, one)| u32::from(!kept.contains(one)) << index;
+            char::from_digit(four.iter().enumerate().map(bit).sum(), 16)
+        });
+        let new = digest.chars().chain(bits.flatten()).collect::<String>();
+        let [own, beside] = PLACES;
+        match known.iter().find(|(_, mark)| mark.starts_with(&digest)) {
+            Some((place, mark)) => fs::rename(at(env, place, mark), at(env, place, &new))?,
+            None if some.iter().all(|one| kept.contains(one)) => {}
+            None => {
+                let place = match make_directory(env)? {
+                    true => own,
+                    false => beside,
+                };
+                fs::hard_link(&path, at(env, place, &new))?;
+            }
+        }
     }
-    let [own, beside] = PLACES;
-    let place = match make_directory(env)? {
-        true => own,
-        false => beside,
-    };
-    Ok(fs::hard_link(path, at(env, place, &new))?)
+    Ok(())
 }
 
 fn at(env: &Path, place: &str, mark: &str) -> PathBuf {
@@ -80,7 +88,7 @@ fn make_directory(env: &Path) -> Result<bool> {
     }
 }
 
-/// Returns a digest of the snapshots that a record lists. A mark applies only to the list with its digest.
+/// Returns a digest of snapshots that a record lists. A mark applies only to those with its digest.
 fn digest(listed: &[Snapshot]) -> String {
     let mut hash = Sha256::new();
     for snapshot in listed {
@@ -97,24 +105,30 @@ fn digest(listed: &[Snapshot]) -> String {
 
 /// Removes the marked snapshots from a record.
 pub(super) fn leave_out_removed(env: &Path, record: &mut Record) -> Result<()> {
-    let digest = digest(&record.snapshots);
     let marks = marks(env)?;
-    let mut marks = marks.iter();
-    let Some(bits) = marks.find_map(|(_, mark)| mark.strip_prefix(&digest)) else {
+    if marks.is_empty() {
         return Ok(());
-    };
-    let is_kept = |index: usize| {
-        let four = bits.get(index / 4..=index / 4);
-        let four = four.and_then(|digit| u8::from_str_radix(digit, 16).ok());
-        four.is_none_or(|four| (four >> (index % 4)) & 1 == 0)
-    };
-    let mut indexes = 0..;
-    let mut next = || indexes.next().is_none_or(is_kept);
-    record.snapshots.retain(|_| next());
+    }
+    let mut kept = Vec::new();
+    for some in record.snapshots.chunks(MARKED) {
+        let digest = digest(some);
+        let bits = marks
+            .iter()
+            .find_map(|(_, mark)| mark.strip_prefix(&digest));
+        let is_kept = |index: usize| {
+            let four = bits.and_then(|bits| bits.get(index / 4..=index / 4));
+            let four = four.and_then(|digit| u8::from_str_radix(digit, 16).ok());
+            four.is_none_or(|four| (four >> (index % 4)) & 1 == 0)
+        };
+        let stays = some.iter().enumerate();
+        let stays = stays.filter(|(index, _)| is_kept(*index));
+        kept.extend(stays.map(|(_, snapshot)| snapshot.clone()));
+    }
+    record.snapshots = kept;
     Ok(())
 }
 
-/// Removes the mark, after a record without its snapshots was written. Creates the directory if there is room.
+/// Removes the marks, after a record without their snapshots was written. Creates the directory if there is room.
 pub(super) fn clear_removal_marks(env: &Path) -> Result<()> {
     make_directory(env)?;
     for (place, mark) in marks(env)? {
@@ -360,5 +374,60 @@ impl Store {
             next = below.or_else(|| left.pop_first().cloned());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::plan::record::{Head, Origin};
+
+    #[test]
+    fn any_number_of_snapshots_can_be_marked_as_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let env = directory.path();
+        let snapshot = |number: usize| Snapshot {
+            name: format!("s{number}"),
+            layer: "layer".into(),
+            key: None,
+            origin: Origin::User,
+            again: false,
+            created: Timestamp::UNIX_EPOCH,
+        };
+        let record = Record {
+            version: 1,
+            id: "id".into(),
+            created: Timestamp::UNIX_EPOCH,
+            used: Timestamp::UNIX_EPOCH,
+            profile: "p".to_owned(),
+            targets: Vec::new(),
+            image: "base".to_owned(),
+            image_key: "image".into(),
+            engine: "nspawn".to_owned(),
+            service: None,
+            head: Head::default(),
+            snapshots: (0..2000).map(snapshot).collect(),
+            steps: Vec::new(),
+            failed: None,
+            complete: true,
+            command: None,
+        };
+        atomic::write_json(&env.join("record.json"), &record).unwrap();
+        let mut kept = record.snapshots.clone();
+        // The first and the last of a mark, one in another mark, and another one of the first.
+        for (gone, marks) in [(0, 1), (899, 1), (1999, 2), (5, 2)] {
+            kept.retain(|one| one.name != format!("s{gone}"));
+            mark_removed(env, &kept).unwrap();
+            let mut read = record.clone();
+            leave_out_removed(env, &mut read).unwrap();
+            assert_eq!(read.snapshots, kept, "{gone}");
+            assert_eq!(names(&env.join(REMOVED_SNAPSHOTS)).unwrap().len(), marks);
+        }
+        clear_removal_marks(env).unwrap();
+        let mut read = record.clone();
+        leave_out_removed(env, &mut read).unwrap();
+        assert_eq!(read, record);
     }
 }
