@@ -252,7 +252,9 @@ pub(crate) fn advice(store: &Store, config: &Config) -> Receiver<String> {
     let (sender, advice) = channel();
     let (store, table) = (store.clone(), config.gc.clone());
     // The step may end first.
-    std::thread::spawn(move || drop(sender.send(estimate(&store, &table))));
+    let work = move || drop(sender.send(estimate(&store, &table)));
+    // The step goes on without advice if its processes leave no room for a thread.
+    drop(std::thread::Builder::new().spawn(work));
     advice
 }
 

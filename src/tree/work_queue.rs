@@ -112,7 +112,8 @@ impl<T: Send> Queue<T> {
         self.run_on(threads, S::default, work, end);
     }
 
-    /// Like [`run`](Self::run), on this many threads.
+    /// Like [`run`](Self::run), on at most this many threads, of which the calling one is the first: it does all of the
+    /// work if no other can be started.
     pub(crate) fn run_on<S: Send>(
         &self,
         threads: usize,
@@ -120,21 +121,20 @@ impl<T: Send> Queue<T> {
         work: impl Fn(T, &mut S) + Sync,
         mut end: impl FnMut(S),
     ) {
+        let take_tasks = || {
+            let mut state = start();
+            while let Some(task) = self.next() {
+                let _busy = Busy(self);
+                work(task, &mut state);
+            }
+            state
+        };
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads)
-                .map(|_| {
-                    scope.spawn(|| {
-                        let mut state = start();
-                        while let Some(task) = self.next() {
-                            let _busy = Busy(self);
-                            work(task, &mut state);
-                        }
-                        state
-                    })
-                })
-                .collect();
-            for worker in workers {
-                match worker.join() {
+            let new = |_| std::thread::Builder::new().spawn_scoped(scope, take_tasks);
+            let others: Vec<_> = (1..threads).map_while(|at| new(at).ok()).collect();
+            end(take_tasks());
+            for other in others {
+                match other.join() {
                     Ok(state) => end(state),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
@@ -179,5 +179,23 @@ impl<T: Send> Drop for Busy<'_, T> {
         if idle {
             self.0.wake.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_calling_thread_does_the_work_without_others() {
+        let (queue, mut done) = (Queue::new(), Vec::new());
+        queue.push([3]);
+        let work = |task: usize, seen: &mut Vec<_>| {
+            queue.push((0..task).map(|_| 0));
+            seen.push((task, std::thread::current().id()));
+        };
+        queue.run_on(1, Vec::new, work, |seen| done.extend(seen));
+        let this = std::thread::current().id();
+        assert_eq!(done, [(3, this), (0, this), (0, this), (0, this)]);
     }
 }

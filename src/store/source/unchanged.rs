@@ -162,25 +162,29 @@ fn holds(records: &[u8], root: &Path) -> bool {
         return false;
     };
     let (next, changed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        for _ in 0..threads().min(records.len().div_ceil(SHARE)) {
-            scope.spawn(|| {
-                while !changed.load(Ordering::Relaxed) {
-                    let from = next.fetch_add(SHARE, Ordering::Relaxed);
-                    let share = records.iter().skip(from).take(SHARE);
-                    if share.len() == 0 {
-                        return;
-                    }
-                    for record in share {
-                        if Record::read(record).and_then(|record| record.holds(root, &top))
-                            != Some(true)
-                        {
-                            changed.store(true, Ordering::Relaxed);
-                        }
-                    }
+    let look = || {
+        while !changed.load(Ordering::Relaxed) {
+            let from = next.fetch_add(SHARE, Ordering::Relaxed);
+            let share = records.iter().skip(from).take(SHARE);
+            if share.len() == 0 {
+                return;
+            }
+            for record in share {
+                if Record::read(record).and_then(|record| record.holds(root, &top)) != Some(true) {
+                    changed.store(true, Ordering::Relaxed);
                 }
-            });
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads().min(records.len().div_ceil(SHARE)) {
+            let other = std::thread::Builder::new().spawn_scoped(scope, look);
+            // This thread looks at everything if no other can be started.
+            if other.is_err() {
+                break;
+            }
+        }
+        look();
     });
     !changed.into_inner() && !records.is_empty()
 }
