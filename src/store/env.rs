@@ -81,6 +81,8 @@ pub(crate) fn env_named(name: &EnvName) -> String {
 
 /// Name of the resolved spec in an env's directory.
 const SPEC: &str = "spec.toml";
+/// Size of `metrics.jsonl`, in bytes, from which the older half of its rows goes: some ten thousand rows.
+pub(super) const MOST_METRICS: u64 = 4 << 20;
 
 impl Store {
     /// Reads an env's resolved spec.
@@ -206,16 +208,27 @@ impl LockedEnv<'_> {
         atomic::write(&self.directory.join(SPEC), text.as_bytes())
     }
 
-    /// Appends a row to `metrics.jsonl`, which outlives the env's steps.
+    /// Appends a row to `metrics.jsonl`, which outlives the env's steps. Every `up` reads all rows, so a long file loses
+    /// its older half.
     pub fn add_metrics(&self, row: &Past) -> Result<()> {
         let line = serde_json::to_vec(row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
+        let path = self.directory.join("metrics.jsonl");
         let file = fs::OpenOptions::new()
             .create(true)
             .read(true)
             .append(true)
-            .open(self.directory.join("metrics.jsonl"))?;
-        atomic::append_line(&file, &line)
+            .open(&path)?;
+        atomic::append_line(&file, &line)?;
+        if file.metadata()?.len() > MOST_METRICS {
+            let rows = fs::read(&path)?;
+            let older = rows.len() / 2;
+            let end = rows[older..].iter().position(|byte| *byte == b'\n');
+            let newer = &rows[end.map_or(0, |end| older + end + 1)..];
+            // The row is there. On a full disk, a later run tries again.
+            drop(atomic::replace(&path, newer, Survives::Either));
+        }
+        Ok(())
     }
 
     /// Changes a copy of the record and commits it.

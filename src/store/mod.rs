@@ -471,6 +471,43 @@ mod tests {
     }
 
     #[test]
+    fn a_long_history_of_costs_loses_its_older_half() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let name = EnvName::from("a");
+        let env = store.lock_env(&name, "up", std::time::Duration::ZERO);
+        let env = env.unwrap();
+        let add = |step: &str| {
+            let row = Past {
+                time: jiff::Timestamp::UNIX_EPOCH,
+                env: name.clone(),
+                step: step.into(),
+                key: step.into(),
+                outcome: record::Outcome::Done,
+                jobs: 1,
+                memory: 1,
+                cost: record::Cost::default(),
+                log: "logs/a.log".into(),
+            };
+            env.add_metrics(&row).unwrap();
+        };
+        add("old");
+        let path = env.directory().join("metrics.jsonl");
+        let line = fs::read_to_string(&path).unwrap();
+        let most = usize::try_from(env::MOST_METRICS).unwrap();
+        fs::write(&path, line.repeat(most / line.len())).unwrap();
+        add("new");
+        let rows = store.runs(&name);
+        assert_eq!(
+            rows.len(),
+            fs::read_to_string(&path).unwrap().lines().count()
+        );
+        let half = most / line.len() / 2;
+        assert!((half - 2..half + 3).contains(&rows.len()), "{}", rows.len());
+        assert_eq!(rows.last().unwrap().step, "new");
+    }
+
+    #[test]
     fn a_store_has_a_path_that_engines_accept() {
         use std::os::unix::ffi::OsStrExt as _;
         let directory = tempfile::tempdir().unwrap();
