@@ -37,6 +37,8 @@ pub(crate) struct Packer<'a, W> {
     links: HashMap<(u64, u64), Vec<u8>>,
     buffer: Vec<u8>,
     entries: u64,
+    /// Bytes of names, link targets and attributes.
+    names: u64,
     /// Size of all files, with their holes.
     size: u64,
     cancel: &'a AtomicBool,
@@ -58,6 +60,7 @@ impl<'a, W: Write> Packer<'a, W> {
             links: HashMap::new(),
             buffer: vec![0; CHUNK],
             entries: 0,
+            names: 0,
             size: 0,
             cancel,
             done: 0,
@@ -217,6 +220,15 @@ impl<'a, W: Write> Packer<'a, W> {
             let most = limits.entries;
             return Err(invalid!("more than {most} entries cannot be shared")
                 .help("remove files in the step that makes them"));
+        }
+        let link = header.link_name_bytes().map_or(0, |link| link.len());
+        self.names += (path.len() + link + extended.0.len()) as u64;
+        if self.names > limits.names {
+            let most = limits.names;
+            return Err(invalid!(
+                "more than {most} bytes of names and attributes cannot be shared"
+            )
+            .help("remove files in the step that makes them"));
         }
         if !extended.0.is_empty() {
             let mut before = blank(EntryType::XHeader, b"PaxHeader", &mut Extended::default());
@@ -480,6 +492,10 @@ mod tests {
         packer.entries = Limits::default().entries;
         let refused = packer.opaque(b"d").unwrap_err();
         assert_has!(refused.message(), "more than 8000000 entries");
+        packer.entries = 0;
+        packer.names = Limits::default().names;
+        let refused = packer.opaque(b"d").unwrap_err();
+        assert_has!(refused.message(), "bytes of names and attributes");
     }
 
     #[test]

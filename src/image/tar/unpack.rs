@@ -30,6 +30,8 @@ pub struct Limits {
     /// Sum of file sizes, including holes.
     pub bytes: u64,
     pub entries: u64,
+    /// Bytes of all names, link targets and extended attributes, which rockenv keeps in memory.
+    pub names: u64,
     /// Components in a path.
     pub depth: usize,
     /// Bytes in a path or link target.
@@ -64,6 +66,7 @@ impl Limits {
     const ARCHIVE: Self = Self {
         bytes: 512 << 30,
         entries: 8_000_000,
+        names: 1 << 30,
         depth: 256,
         path: 4095,
         ratio: 250,
@@ -160,6 +163,8 @@ pub(crate) struct Unpacker<'a> {
     pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
     pub(crate) directories: HashMap<Vec<u8>, Attributes>,
     pub(crate) newest: i64,
+    /// Bytes of the names and attributes so far.
+    names: u64,
     pub(crate) options: &'a UnpackOptions,
     pub(crate) report: UnpackReport,
     /// Set while a container image's layers are extracted over each other.
@@ -176,6 +181,7 @@ impl<'a> Unpacker<'a> {
             stack: Vec::new(),
             directories: HashMap::new(),
             newest: 0,
+            names: 0,
             options,
             report: UnpackReport::default(),
             layer: None,
@@ -208,6 +214,13 @@ impl<'a> Unpacker<'a> {
         self.report.entries += 1;
         if self.report.entries > limits.entries {
             return Err(broken!("it has more than {} entries", limits.entries));
+        }
+        self.names += names_of(&entry);
+        if self.names > limits.names {
+            let most = limits.names;
+            return Err(broken!(
+                "its names and attributes have more than {most} bytes"
+            ));
         }
         if let TarEntryKind::File { size, .. } = entry.kind {
             self.report.bytes = self.report.bytes.saturating_add(size);
@@ -545,6 +558,17 @@ impl<'a> Unpacker<'a> {
         }
         self.finish_by_name(name, entry)
     }
+}
+
+/// Returns the bytes of an entry's names and attributes.
+fn names_of(entry: &TarEntry) -> u64 {
+    let link = match &entry.kind {
+        TarEntryKind::Symlink(target) | TarEntryKind::HardLink(target) => target.len(),
+        _ => 0,
+    };
+    let attributes = entry.xattrs.iter();
+    let attributes = attributes.map(|(name, value)| name.len() + value.len());
+    (entry.path.len() + link + attributes.sum::<usize>()) as u64
 }
 
 /// Opens a directory without read permission. `path` may have several components.

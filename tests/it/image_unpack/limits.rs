@@ -170,13 +170,22 @@ fn case_6_limits_on_bytes_entries_and_depth() {
     for index in 0..100 {
         many = many.file(format!("f{index}").as_bytes(), b"");
     }
+    let many = many.end();
     let limits = Limits {
         entries: 50,
         ..Limits::default()
     };
     refused(
-        Place::new().unpack_with(&many.end(), &options(limits)),
+        Place::new().unpack_with(&many, &options(limits)),
         "more than 50 entries",
+    );
+    let limits = Limits {
+        names: 200,
+        ..Limits::default()
+    };
+    refused(
+        Place::new().unpack_with(&many, &options(limits)),
+        "its names and attributes have more than 200 bytes",
     );
     let limits = Limits {
         bytes: 1000,
