@@ -11,17 +11,12 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
 
-use super::Git;
 use super::checkout::Checkout;
 use super::unchanged::{self, Stamp};
+use super::{Git, patched};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
 use crate::sys::error::{Result, if_exists};
-use crate::tree::file;
 
-/// Committer of the patches that TheRock's `fetch_sources.py` applies.
-const PATCHER: &str = "therockbot@amd.com";
-/// Maximum size of the script's note about a submodule, in bytes.
-const LONGEST_NOTE: u64 = 64 << 10;
 /// Number of bytes of a file that are hashed between two checks for a signal.
 const PIECE: usize = 64 << 10;
 
@@ -127,35 +122,15 @@ impl Git<'_> {
             }
             let print = self.fingerprint(&path)?;
             let head = print.strip_prefix("git:").map(str::as_bytes);
-            if head != Some(commit) && !self.is_patched(&path, commit, &print)? {
+            let is_unchanged = match head == Some(commit) {
+                true => !patched::lacks_patches(directory, &path)?,
+                false => self.is_patched(directory, &path, commit, &print)?,
+            };
+            if !is_unchanged {
                 modified.insert(name.to_vec(), print);
             }
         }
         Ok(modified)
-    }
-
-    /// Returns whether a submodule is at `commit` with only TheRock's own patches on top. The patches are files of
-    /// the superproject, so the superproject's commit covers them, whether they are applied or not.
-    fn is_patched(&self, submodule: &Path, commit: &[u8], print: &str) -> Result<bool> {
-        let name = submodule.file_name().unwrap_or_default();
-        let mut note = std::ffi::OsString::from(".");
-        note.push(name);
-        note.push(".smrev");
-        // The second line is `COMMIT+PATCHED:DIGEST`.
-        let directory = submodule.parent().unwrap_or(submodule);
-        let mut text = Vec::new();
-        if let Some(file) = file::open(directory, Path::new(&note))? {
-            file.take(LONGEST_NOTE).read_to_end(&mut text)?;
-        }
-        let note = text;
-        let line = note.split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
-        let of_commit = line.strip_prefix(commit);
-        if print.contains('+') || !of_commit.is_some_and(|rest| rest.starts_with(b"+PATCHED:")) {
-            return Ok(false);
-        }
-        // A commit by another committer did not come from `fetch_sources.py`.
-        let committer = self.open(submodule)?.text(&["log", "-1", "--format=%ce"])?;
-        Ok(committer.trim() == PATCHER)
     }
 
     /// Hashes names, kinds, permissions and contents below a directory; ignores times.
@@ -432,49 +407,6 @@ mod tests {
             .map(|one| (one.path.to_vec(), one.untracked))
             .collect();
         assert_eq!(found, [(b"b c".to_vec(), false), (b"d e".to_vec(), true)]);
-    }
-
-    #[test]
-    fn patches_that_therock_applies_to_a_submodule_are_its_own_commits() {
-        let (directory, inner) = (repository(), repository());
-        let path = directory.path();
-        let git = Git::new(me());
-        let commit = |place: &Path, email: &str| {
-            let email = format!("user.email={email}");
-            let commit = ["commit", "--quiet", "--all", "--allow-empty", "-m", "s"];
-            run(place, &[&["-c", &email], &commit[..]].concat());
-        };
-        let url = inner.path().to_str().unwrap();
-        let add = ["submodule", "--quiet", "add", "--", url, "sub"];
-        run(path, &add);
-        fs::write(path.join(".gitignore"), ".*.smrev\n").unwrap();
-        git.run(path, &["add", ".gitignore"]).unwrap();
-        commit(path, "t@example.org");
-        let before = git.fingerprint(path).unwrap();
-        let sub = path.join("sub");
-        let pin = git.run(&sub, &["rev-parse", "HEAD"]).unwrap();
-        // `fetch_sources.py` does the same.
-        fs::write(sub.join("a"), "patched").unwrap();
-        commit(&sub, PATCHER);
-        git.run(path, &["update-index", "--skip-worktree", "--", "sub"])
-            .unwrap();
-        assert_ne!(git.fingerprint(path).unwrap(), before);
-        let note = path.join(".sub.smrev");
-        fs::write(&note, format!("{url}\n{}+PATCHED:0123\n", pin.trim())).unwrap();
-        assert_eq!(git.fingerprint(path).unwrap(), before);
-        fs::write(sub.join("a"), "by hand").unwrap();
-        assert_ne!(git.fingerprint(path).unwrap(), before);
-        commit(&sub, "t@example.org");
-        assert_ne!(git.fingerprint(path).unwrap(), before);
-        // A note about another commit proves nothing.
-        git.run(&sub, &["checkout", "--quiet", "HEAD~1"]).unwrap();
-        assert_eq!(git.fingerprint(path).unwrap(), before);
-        fs::write(&note, format!("{url}\n{}+PATCHED:0123\n", "0".repeat(40))).unwrap();
-        assert_ne!(git.fingerprint(path).unwrap(), before);
-        // A step may leave a FIFO there, and no process writes to it.
-        fs::remove_file(&note).unwrap();
-        nix::unistd::mkfifo(&note, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_ne!(git.fingerprint(path).unwrap(), before);
     }
 
     #[test]

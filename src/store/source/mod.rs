@@ -1,13 +1,14 @@
 //! Owns `source` volumes: cloning the repository that a profile names by `git`, and fingerprints of directories.
 //!
 //! `git` runs the program, and `checkout` runs it on repositories that other processes write to. `fingerprint` reads
-//! the content of a source, and `part` that of a path in it. `unchanged` cheaply checks whether a source is
-//! unchanged, and `touched` whether a process wrote to it meanwhile.
+//! the content of a source, and `part` that of a path in it. `patched` recognises TheRock's own patches. `unchanged`
+//! cheaply checks whether a source is unchanged, and `touched` whether a process wrote to it meanwhile.
 
 mod checkout;
 mod fingerprint;
 mod git;
 mod part;
+mod patched;
 mod pin;
 mod special_files;
 mod touched;
