@@ -55,15 +55,22 @@ impl Execution<'_, '_> {
     /// Returns when the first of the runs began whose work a step continues, which may have read other sources. `began`
     /// is the beginning of this run.
     fn first_began(&self, step: &Step, began: Timestamp) -> Result<Timestamp> {
-        let keeps_work = |volume: &Volume| match volume.kind {
-            VolumeKind::Build | VolumeKind::Output => true,
-            VolumeKind::Source => self.spec.hooks_at(step, &volume.name).next().is_some(),
-            VolumeKind::Cache | VolumeKind::Host => false,
+        let is_viewed = |name: &str| self.spec.hooks_at(step, name).next().is_some();
+        // Whether work is kept outside build volumes.
+        let kept = |volume: &Volume| match volume.kind {
+            VolumeKind::Build => Some(false),
+            VolumeKind::Output => Some(true),
+            VolumeKind::Source => is_viewed(&volume.name).then_some(true),
+            VolumeKind::Cache | VolumeKind::Host => None,
         };
-        Ok(match self.spec.visible(step).any(keeps_work) {
-            true => self.env.began(&step.key)?.unwrap_or(began),
-            false => began,
-        })
+        let Some(elsewhere) = self.spec.visible(step).filter_map(kept).max() else {
+            return Ok(began);
+        };
+        let (name, record) = (self.env.name(), self.env.known_record()?);
+        // A clean build makes its views anew.
+        let elsewhere = elsewhere && !self.clean;
+        let first = self.store.began(name, record, &step.key, elsewhere)?;
+        Ok(first.map_or(began, |first| first.min(began)))
     }
 
     /// Runs a step that has begun. With `foreign`, its views have files that a clean build would not have; see `views`.

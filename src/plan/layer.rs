@@ -70,6 +70,9 @@ pub struct Layer {
     /// Key of the unfinished step that began on its build volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun: Option<StepKey>,
+    /// When the first run of that step began, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<Timestamp>,
     /// Cost of making it, if a step did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,

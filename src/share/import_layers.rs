@@ -526,6 +526,7 @@ impl<'a> Pull<'a> {
             history: step.history.clone(),
             kept: None,
             begun: None,
+            began: None,
             cost: step.cost,
             prints: step.prints.clone(),
             pins: step.pins.clone(),

@@ -54,16 +54,39 @@ impl Store {
         let from = record.head.volumes_from().layer;
         let on = from.filter(|_| self.freezes_volumes());
         let layer = on.map(|on| self.layer(&on)).transpose()?.flatten();
-        let begun = layer.and_then(|layer| Some((layer.begun?, layer.id)));
-        Ok(begun.map(|(key, on)| Attempt {
+        let begun = layer.and_then(|layer| Some((layer.begun?, layer.id, layer.began)));
+        Ok(begun.map(|(key, on, began)| Attempt {
             key,
             on: Some(on),
             sees_volumes: true,
-            began: None,
+            began,
         }))
     }
 
+    /// Returns when the first of the unfinished runs of a step began whose work is in the current build volumes, if
+    /// known. With `elsewhere`, also of those whose work is in views or output volumes: a rollback restores neither.
+    pub(crate) fn began(
+        &self,
+        name: &EnvName,
+        record: &Record,
+        key: &StepKey,
+        elsewhere: bool,
+    ) -> Result<Option<Timestamp>> {
+        let last = self.last_attempt(name, record)?.filter(|_| elsewhere);
+        let last = last.map(|(_, begun)| begun);
+        let known = self.whole_attempt(name, record)?.into_iter().chain(last);
+        let known = known.filter(|begun| begun.key == *key);
+        Ok(known.filter_map(|begun| begun.began).min())
+    }
+
     fn written_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
+        let last = self.last_attempt(name, record)?;
+        let current = last.filter(|(line, begun)| *line == attempt_line(&begun.key, record));
+        Ok(current.map(|(_, begun)| begun))
+    }
+
+    /// Returns the step that began last and did not succeed, with the first line of the attempt file.
+    fn last_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<(String, Attempt)>> {
         let bytes = if_exists(fs::read(self.env_dir(name).join(ATTEMPT)))?.unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         let mut lines = text.split('\n');
@@ -75,13 +98,15 @@ impl Store {
         };
         let sees_volumes = lines.next() != Some(APART);
         let began = lines.next().and_then(|began| began.parse().ok());
-        let key = line.split_once(' ').and_then(|(key, _)| key.parse().ok());
-        let key = key.filter(|key: &StepKey| line == attempt_line(key, record));
-        Ok(key.map(|key| Attempt {
-            key,
-            on,
-            sees_volumes,
-            began,
+        let key: Option<StepKey> = line.split_once(' ').and_then(|(key, _)| key.parse().ok());
+        Ok(key.map(|key| {
+            let attempt = Attempt {
+                key,
+                on,
+                sees_volumes,
+                began,
+            };
+            (line.to_owned(), attempt)
         }))
     }
 
@@ -117,16 +142,6 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Returns when the first run of a step began, if the step continues the work of runs that did not succeed.
-    pub(crate) fn began(&self, key: &StepKey) -> Result<Option<Timestamp>> {
-        let begun = self
-            .store
-            .whole_attempt(self.name(), self.known_record()?)?;
-        Ok(begun
-            .filter(|begun| begun.key == *key)
-            .and_then(|begun| begun.began))
-    }
-
     /// Records that a step begins. Until the step succeeds, the build volumes contain its partial work.
     ///
     /// Synced if the env has volumes: after a power failure, the step's writes must not pass for the state of the

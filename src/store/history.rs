@@ -304,7 +304,7 @@ mod tests {
         let mut store = Store::open(&directory.path().join("store")).unwrap();
         let layer = r#"{"id": "l", "key": null, "parent": null, "env": "e", "image_key": "k", "tree": "t",
             "title": "mine", "created": "2026-01-02T03:04:05Z", "boot": "", "volumes": {"build": "frozen"},
-            "begun": "KEY"}"#;
+            "begun": "KEY", "began": "2026-01-02T03:00:00Z"}"#;
         let key = StepKey::from("step");
         fs::create_dir(store.root.join("layers/l")).unwrap();
         fs::write(
@@ -321,6 +321,24 @@ mod tests {
             store.method = method;
             assert_eq!(store.attempt(&"a".into(), &record).unwrap(), begun);
         }
+        let began = |key: &str, elsewhere| {
+            let began = store.began(&"a".into(), &record, &key.into(), elsewhere);
+            began.unwrap().map(|began| began.to_string())
+        };
+        assert_eq!(began("other", true), None);
+        assert_eq!(began("step", true).as_deref(), Some("2026-01-02T03:00:00Z"));
+        // The step that began last left work in a view too, on build volumes that the rollback replaced.
+        fs::create_dir_all(store.env_dir(&"a".into())).unwrap();
+        let attempt = store.env_dir(&"a".into()).join("attempt");
+        let key = StepKey::from("step");
+        let text = format!("{key} old\nl\n\n2026-01-02T02:00:00Z");
+        fs::write(&attempt, text).unwrap();
+        assert_eq!(
+            began("step", false).as_deref(),
+            Some("2026-01-02T03:00:00Z")
+        );
+        assert_eq!(began("step", true).as_deref(), Some("2026-01-02T02:00:00Z"));
+        fs::remove_file(attempt).unwrap();
         // An unreadable file must not pass for a missing one.
         let attempt = store.env_dir(&"a".into()).join("attempt");
         fs::create_dir_all(&attempt).unwrap();

@@ -401,6 +401,7 @@ mod tests {
             history: None,
             kept: None,
             begun: None,
+            began: None,
             cost: None,
             prints: None,
             pins: Pins::new(),

@@ -142,6 +142,7 @@ impl LockedEnv<'_> {
                 history: Some(History::Clean),
                 cost: None,
                 begun: None,
+                began: None,
                 prints: None,
                 pins: crate::plan::pins::Pins::new(),
                 kept: Some(super::service::SnapshotImage {

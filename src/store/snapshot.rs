@@ -6,6 +6,7 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
+use super::attempt::Attempt;
 use super::history::{ByHand, History, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
@@ -96,6 +97,7 @@ impl LockedEnv<'_> {
         };
         // Under the global lock, no command deletes a layer between the check and the record that names it.
         let shared = self.store.lock_shared()?;
+        let begun = self.begun_in(freeze)?;
         let mut layer = Layer {
             id: self.store.random_layer_id()?,
             key: freeze.key.cloned(),
@@ -103,7 +105,8 @@ impl LockedEnv<'_> {
             env: Some(record.id.clone()),
             image_key: self.store.image_below(freeze.parent, &record.image_key)?,
             tree: Some(freeze.tree.clone()),
-            begun: self.begun_in(freeze)?,
+            begun: begun.as_ref().map(|begun| begun.key.clone()),
+            began: begun.and_then(|begun| begun.began),
             title: freeze.name.to_owned(),
             created: Timestamp::now(),
             boot: boot_id(),
@@ -179,8 +182,9 @@ impl LockedEnv<'_> {
     }
 
     /// Returns the step that began on the build volumes, for a snapshot that no step makes.
-    fn begun_in(&self, freeze: &Freeze<'_>) -> Result<Option<StepKey>> {
-        let attempt = self.store.attempt(self.name(), self.known_record()?)?;
+    fn begun_in(&self, freeze: &Freeze<'_>) -> Result<Option<Attempt>> {
+        let store = self.store;
+        let attempt = store.whole_attempt(self.name(), self.known_record()?)?;
         Ok(attempt.filter(|_| freeze.key.is_none()))
     }
 

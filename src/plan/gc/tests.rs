@@ -86,6 +86,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
             history: None,
             kept: None,
             begun: None,
+            began: None,
             cost: Some(layer::Cost {
                 bytes,
                 wall_ms: seconds * 1000,
