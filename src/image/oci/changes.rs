@@ -8,17 +8,18 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, SFlag, fstat};
 
-use crate::image::tar::pack::{Packer, cannot, join, open_file};
+use crate::image::tar::pack::{Packer, cannot, join, open_file, too_many};
 use crate::image::tar::unpack::Limits;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
+use crate::tree::measure::scan_one;
 use crate::tree::root_fs::{self, Tree, read_at};
 use crate::tree::xattr::XattrFile;
 
@@ -51,6 +52,7 @@ pub(crate) fn pack<W: Write>(
         LayerContent::Upper(new) => (new, None, true, false),
         LayerContent::Between { old, new, inodes } => (new, Some(old), false, *inodes),
     };
+    refuse_larger(&Limits::default(), new, old.map(PathBuf::as_path))?;
     let new = Tree::open(new)?;
     let old = old.map(|old| Tree::open(old)).transpose()?;
     let mut walk = Walk {
@@ -77,6 +79,31 @@ pub(crate) fn pack<W: Write>(
     walk.inside(old.as_ref(), &root, b"", 0)?;
     let left_out = walk.packer.left_out;
     Ok((walk.packer.finish()?, left_out))
+}
+
+/// Refuses changes that are certainly larger than a reader accepts, before hours of packing. The packer finds the rest.
+fn refuse_larger(limits: &Limits, new: &Path, old: Option<&Path>) -> Result<()> {
+    let mut found = scan_one(new).total();
+    if found.entries <= limits.entries && found.apparent <= limits.bytes {
+        return Ok(());
+    }
+    if let Some(old) = old {
+        // At most everything in the old tree is unchanged.
+        let before = scan_one(old).total();
+        found.entries = found.entries.saturating_sub(before.entries);
+        found.apparent = found.apparent.saturating_sub(before.apparent);
+    }
+    if found.entries > limits.entries {
+        return Err(too_many(limits.entries));
+    }
+    match found.apparent > limits.bytes {
+        true => Err(
+            invalid!("files of more than {} bytes cannot be shared", limits.bytes).help(
+                "holes in sparse files are counted; remove such files in the step that makes them",
+            ),
+        ),
+        false => Ok(()),
+    }
 }
 
 /// A file with hard links in the new tree.
@@ -390,4 +417,37 @@ fn same_attributes(old: &FileStat, new: &FileStat) -> bool {
         )
     };
     of(old) == of(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_that_no_reader_accepts_are_refused_before_packing() {
+        let (new, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let make = |tree: &tempfile::TempDir, name: &str, size| {
+            let file = fs_err::File::create(tree.path().join(name)).unwrap();
+            file.set_len(size).unwrap();
+        };
+        let limits = Limits {
+            entries: 2,
+            bytes: 1 << 30,
+            ..Limits::default()
+        };
+        let check = |old: Option<&tempfile::TempDir>| {
+            let refused = refuse_larger(&limits, new.path(), old.map(tempfile::TempDir::path));
+            refused.err().map(|error| error.message().to_owned())
+        };
+        make(&new, "a", 1 << 30);
+        assert_eq!(check(None), None);
+        make(&new, "a", (1 << 30) + 1);
+        assert_has!(check(None).unwrap(), "more than 1073741824 bytes");
+        make(&old, "a", 1);
+        assert_eq!(check(Some(&old)), None);
+        // The root directory is an entry too.
+        make(&new, "b", 0);
+        assert_has!(check(None).unwrap(), "more than 2 entries");
+        assert_eq!(check(Some(&old)), None);
+    }
 }

@@ -19,7 +19,7 @@ use super::pax;
 use super::unpack::Limits;
 use crate::image::oci::layers::{OPAQUE, WHITEOUT};
 use crate::sys::beneath;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::xattr::XattrFile;
 
@@ -217,9 +217,7 @@ impl<'a, W: Write> Packer<'a, W> {
         }
         self.entries += 1;
         if self.entries > limits.entries {
-            let most = limits.entries;
-            return Err(invalid!("more than {most} entries cannot be shared")
-                .help("remove files in the step that makes them"));
+            return Err(too_many(limits.entries));
         }
         let link = header.link_name_bytes().map_or(0, |link| link.len());
         self.names += (path.len() + link + extended.0.len()) as u64;
@@ -330,6 +328,12 @@ impl<'a, W: Write> Packer<'a, W> {
         self.write(&[0; 2 * BLOCK as usize])?;
         Ok(self.out)
     }
+}
+
+/// Returns the error for more entries than a reader accepts.
+pub(crate) fn too_many(most: u64) -> Error {
+    invalid!("more than {most} entries cannot be shared")
+        .help("remove files in the step that makes them")
 }
 
 /// Refuses a name that has a special meaning in a layer.
