@@ -21,6 +21,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 
 use super::git::{Git, Rights, keeps_modes};
+use super::special_files;
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::process::{Program, TEMPORARY};
 use crate::sys::shell::quoted_path;
@@ -264,7 +265,7 @@ pub(crate) fn small_file(path: &Path) -> Result<Option<String>> {
     Ok(Some(text))
 }
 
-fn not_regular(path: &Path) -> Error {
+pub(super) fn not_regular(path: &Path) -> Error {
     invalid!("`{}` is not a regular file", path.display())
         .help("clone the source again: git did not write this file")
 }
@@ -317,41 +318,11 @@ fn lay_out(git: &Git<'_>, place: &Path, own: &Path, common: &Path, rights: Right
         link(common, name)?;
     }
     link(own, "info/sparse-checkout")?;
-    refuse_special_files(git, place)?;
+    special_files::refuse_in_git_directory(git, place)?;
     link(common, LFS)?;
     let lfs = place.join(LFS);
     if !lfs.exists() {
         make_for(&lfs, rights)?;
-    }
-    Ok(())
-}
-
-/// Refuses FIFOs and devices, which git would open and wait for: among the links in `place`, and in the directories
-/// that they lead to.
-fn refuse_special_files(git: &Git<'_>, place: &Path) -> Result<()> {
-    let mut left = vec![place.to_owned()];
-    while let Some(directory) = left.pop() {
-        // A link in place of the objects may lead to everything.
-        git.stop_if_cancelled()?;
-        // git itself reports what it cannot read.
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            let (path, Ok(kind)) = (entry.path(), entry.file_type()) else {
-                continue;
-            };
-            let is_link = kind.is_symlink();
-            let kind = match is_link {
-                true => fs::metadata(&path).map(|found| found.file_type()),
-                false => Ok(kind),
-            };
-            match kind {
-                // A link further down may lead above itself.
-                Ok(kind) if kind.is_dir() => {
-                    left.extend((!is_link || directory == place).then_some(path));
-                }
-                Ok(kind) if !kind.is_file() => return Err(not_regular(&fs::canonicalize(path)?)),
-                Ok(_) | Err(_) => {}
-            }
-        }
     }
     Ok(())
 }

@@ -1,11 +1,17 @@
-//! Owns refusing work trees in which git would block forever: it opens some files by name, whatever their type.
+//! Owns refusing checkouts in which git would block forever: it opens some files by name, whatever their type.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::OFlag;
 
 use super::Git;
-use super::checkout::Checkout;
+use super::checkout::{Checkout, not_regular};
 use crate::sys::error::Result;
 use crate::sys::shell::quoted_path;
 
@@ -62,4 +68,96 @@ impl Git<'_> {
         }
         Ok(())
     }
+}
+
+/// Maximum length of the list of other directories with objects, in bytes. git writes a line for each `--reference`.
+const LONGEST_LIST: u64 = 1 << 20;
+
+/// Refuses FIFOs and devices, which git would open and wait for: among the links in `place`, in the directories that
+/// they lead to, and in other directories with objects.
+pub(super) fn refuse_in_git_directory(git: &Git<'_>, place: &Path) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    let mut objects = vec![place.join("objects")];
+    let mut left = vec![place.to_owned()];
+    loop {
+        while let Some(directory) = left.pop() {
+            // A link in place of the objects may lead to everything.
+            git.stop_if_cancelled()?;
+            // git itself reports what it cannot read.
+            for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+                let (path, Ok(kind)) = (entry.path(), entry.file_type()) else {
+                    continue;
+                };
+                let is_link = kind.is_symlink();
+                let kind = match is_link {
+                    true => fs::metadata(&path).map(|found| found.file_type()),
+                    false => Ok(kind),
+                };
+                match kind {
+                    Ok(kind) if kind.is_dir() => {
+                        // A link may lead above itself.
+                        let is_new = |real| seen.insert(real);
+                        if !is_link || fs::canonicalize(&path).is_ok_and(is_new) {
+                            left.push(path);
+                        }
+                    }
+                    Ok(kind) if !kind.is_file() => {
+                        return Err(not_regular(&fs::canonicalize(path)?));
+                    }
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+        let Some(directory) = objects.pop() else {
+            return Ok(());
+        };
+        for path in alternates(&directory)? {
+            if seen.insert(path.clone()) {
+                objects.push(path.clone());
+                left.push(path);
+            }
+        }
+    }
+}
+
+/// Returns the other directories with objects that one names in `info/alternates`, as git finds them.
+fn alternates(objects: &Path) -> Result<Vec<PathBuf>> {
+    let path = objects.join("info/alternates");
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(&path);
+    let (Ok(file), Ok(objects)) = (file, fs::canonicalize(objects)) else {
+        return Ok(Vec::new());
+    };
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > LONGEST_LIST {
+        return Err(not_regular(&path));
+    }
+    let mut list = Vec::new();
+    file.take(LONGEST_LIST).read_to_end(&mut list)?;
+    let mut named = Vec::new();
+    for line in list.split(|byte| *byte == b'\n') {
+        match line.first() {
+            None | Some(b'#') => {}
+            // git would read it, but writes none.
+            Some(b'"') => {
+                return Err(invalid!("`{}` has a quoted path", path.display())
+                    .help("write the path without quotes"));
+            }
+            Some(_) => {
+                let path = objects.join(OsStr::from_bytes(line));
+                let mut real = PathBuf::new();
+                for part in path.components() {
+                    match part {
+                        // By name, as git does, even if that is a link.
+                        Component::ParentDir => drop(real.pop()),
+                        other => real.push(other),
+                    }
+                }
+                named.push(real);
+            }
+        }
+    }
+    Ok(named)
 }

@@ -211,6 +211,35 @@ fn what_no_git_wrote_is_refused_without_waiting() {
 }
 
 #[test]
+fn fifos_in_other_directories_of_objects_are_refused_without_waiting() {
+    let (directory, git) = (repository(), Git::new(me()));
+    let own = directory.path().join(".git");
+    let (borrowed, alternates) = (own.join("borrowed"), own.join("objects/info/alternates"));
+    for name in ["own/pack", "others/pack", "linked"] {
+        fs::create_dir_all(borrowed.join(name)).unwrap();
+    }
+    let others = borrowed.join("others");
+    let named = format!(
+        "# of a test\n../borrowed/own\n{}\n/none\n",
+        others.display()
+    );
+    fs::write(&alternates, named).unwrap();
+    symlink("../linked", borrowed.join("own/link")).unwrap();
+    symlink(".", others.join("again")).unwrap();
+    same(&git, directory.path(), false);
+    for name in ["own/pack/pipe", "others/pack/pipe", "linked/pipe"] {
+        let path = borrowed.join(name);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let error = git.open(directory.path()).unwrap_err();
+        assert_has!(error.chain().join(" "), "pipe` is not a regular file");
+        fs::remove_file(&path).unwrap();
+    }
+    fs::write(&alternates, "\"../borrowed/own\"\n").unwrap();
+    let error = git.open(directory.path()).unwrap_err();
+    assert_has!(error.chain().join(" "), "has a quoted path");
+}
+
+#[test]
 fn no_link_leads_to_what_only_root_may_read() {
     let (directory, git) = (repository(), Git::new(me()));
     let own = directory.path().join(".git");
