@@ -268,5 +268,7 @@ pub(super) fn make(
         return Err(error);
     }
     fs::remove_file(&report)?;
-    store.freeze_container(service, &place, false)
+    let kept = store.freeze_container(service, &place, false)?;
+    service.remove_container(&place.name)?;
+    Ok(kept)
 }

@@ -126,8 +126,8 @@ impl Store {
         write_objects(directory, &[object])
     }
 
-    /// Freezes a container, which must not run, and removes it; `bare` means that the image is the complete snapshot
-    /// of a step.
+    /// Freezes a container, which must not run; `bare` means that the image is the complete snapshot of a step. The
+    /// container stays: no command looks for the changes in an image that the store has not recorded.
     pub fn freeze_container(
         &self,
         service: &Service,
@@ -143,7 +143,6 @@ impl Store {
             service.commit_whole(&place.name, &name, &place.tree)?;
             lost_or(service.image(&name)?, &name)?.id
         };
-        service.remove_container(&place.name)?;
         Ok(SnapshotImage {
             socket: service.socket.clone(),
             image,
@@ -358,6 +357,13 @@ impl LockedEnv<'_> {
             socket: socket.to_owned(),
             image,
         })
+    }
+
+    /// Removes the container of a tree whose image is recorded. If that fails, the env's next command removes it.
+    pub(super) fn remove_frozen(&self, tree: &TreeId) {
+        if let Ok(Some(service)) = self.service() {
+            drop(service.remove_container(&self.container_name(tree)));
+        }
     }
 
     /// Returns by how much a live tree is larger than its parent, in bytes.

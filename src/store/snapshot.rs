@@ -158,6 +158,7 @@ impl LockedEnv<'_> {
             false => self.commit(record)?,
         }
         drop(shared);
+        self.remove_frozen(freeze.tree);
         journal::clear(&self.directory)?;
         if let Some(tree) = dropped {
             self.store
