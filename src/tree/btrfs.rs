@@ -68,6 +68,17 @@ struct Info {
     reserved: [u64; 8],
 }
 
+impl Info {
+    /// Returns the generation at which one of two subvolumes became a snapshot of the other; `None` if neither is.
+    fn snapshot_at(&self, other: &Self) -> Option<u64> {
+        let mut pairs = [(self, other), (other, self)].into_iter();
+        // The top level of a file system of an old mkfs has a UUID of zeros, like the parent of no snapshot.
+        let found =
+            pairs.find(|(new, old)| new.parent_uuid != NO_PARENT && new.parent_uuid == old.uuid);
+        found.map(|(new, _)| new.transids[1])
+    }
+}
+
 #[repr(C)]
 struct FsInfo {
     max_id: u64,
@@ -178,7 +189,7 @@ pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
 ///
 /// Every change to a file's content, names or attributes updates its inode. The kernel reports the inodes written since
 /// the snapshot, and each must be equal in the other subvolume. Flushes unwritten data to disk first. Unrelated
-/// subvolumes count as different.
+/// subvolumes count as different, and so do directories, which a copied store has in their place.
 pub fn differs(path: &Path, other: &Path) -> Result<bool> {
     differs_except(path, other, &BTreeSet::new())
 }
@@ -190,14 +201,10 @@ pub(crate) fn differs_except(path: &Path, other: &Path, except: &BTreeSet<u64>) 
         // Inodes are written when a transaction is committed.
         nix::unistd::syncfs(&fd)?;
         let (own, theirs) = (info(fd.as_fd())?, info(other_fd.as_fd())?);
-        let made = if own.parent_uuid == theirs.uuid {
-            own.transids[1]
-        } else if theirs.parent_uuid == own.uuid {
-            theirs.transids[1]
-        } else {
-            return Ok(true);
-        };
-        inodes_differ(fd.as_fd(), made, other_fd.as_fd(), except)
+        match own.snapshot_at(&theirs) {
+            Some(made) => inodes_differ(fd.as_fd(), made, other_fd.as_fd(), except),
+            None => Ok(true),
+        }
     };
     look().context(|| {
         format!(
@@ -513,4 +520,22 @@ fn padded<const N: usize>(name: &CStr) -> Result<[u8; N]> {
     let mut padded = [0; N];
     padded[..bytes.len()].copy_from_slice(bytes);
     Ok(padded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_snapshot_has_a_source() {
+        // SAFETY: `Info` is integers and arrays of integers, for which all zeros is a valid value.
+        let [mut old, mut new]: [Info; 2] = unsafe { std::mem::zeroed() };
+        // Two directories in the top level of a file system of an old mkfs.
+        assert_eq!(new.snapshot_at(&old), None);
+        old.uuid = [1; 16];
+        assert_eq!(new.snapshot_at(&old), None);
+        (new.parent_uuid, new.transids[1]) = ([1; 16], 7);
+        let found = [new.snapshot_at(&old), old.snapshot_at(&new)];
+        assert_eq!(found, [Some(7); 2]);
+    }
 }
