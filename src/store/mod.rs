@@ -60,6 +60,7 @@ pub use lock::Lock;
 use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
 use crate::sys::atomic::{self, random_id};
+use crate::sys::beneath;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
 use crate::sys::suggest;
@@ -184,9 +185,14 @@ impl Store {
         let Some(format) = atomic::read_json::<Format>(&format)? else {
             return Ok(None);
         };
+        let method = match format.method {
+            // A store that was copied to another file system has directories in place of subvolumes.
+            Method::Btrfs if !tree::btrfs::is_btrfs(beneath::open_path(root)?)? => Method::Reflink,
+            method => method,
+        };
         Ok(Some(Self {
             root: root.to_owned(),
-            method: format.method,
+            method,
         }))
     }
 
@@ -505,6 +511,18 @@ mod tests {
         let half = most / line.len() / 2;
         assert!((half - 2..half + 3).contains(&rows.len()), "{}", rows.len());
         assert_eq!(rows.last().unwrap().step, "new");
+    }
+
+    #[test]
+    fn a_store_that_was_copied_from_btrfs_uses_what_its_file_system_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        Store::open(root).unwrap();
+        let format = r#"{"version": 1, "method": "btrfs"}"#;
+        fs::write(root.join("format"), format).unwrap();
+        let is_btrfs = tree::btrfs::is_btrfs(beneath::open_path(root).unwrap()).unwrap();
+        let store = Store::open(root).unwrap();
+        assert_eq!(store.method() == Method::Btrfs, is_btrfs);
     }
 
     #[test]
