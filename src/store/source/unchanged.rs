@@ -46,8 +46,9 @@ const WANTED: StatxFlags = StatxFlags::TYPE
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Header of the file that caches a fingerprint, with the version of its format.
-const MAGIC: &[u8] = b"rockenv source 3\n";
+/// Header of the file that caches a fingerprint, with the version of its format and of fingerprints: earlier ones saw
+/// fewer changes.
+const MAGIC: &[u8] = b"rockenv source 4\n";
 
 /// Recorded state of a source: a sequence of records, one for each directory.
 ///
@@ -444,6 +445,9 @@ mod tests {
             fs::write(&known, &real[..length]).unwrap();
             assert_eq!(recall(&known, source), None, "{length}");
         }
+        let earlier = [b"rockenv source 3\n".as_slice(), &real[MAGIC.len()..]].concat();
+        fs::write(&known, earlier).unwrap();
+        assert_eq!(recall(&known, source), None);
         fs::write(&known, &real).unwrap();
         assert_eq!(recall(&known, source).unwrap(), before);
         // Adding and removing a name changes only the directory.
