@@ -448,6 +448,8 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     if !root.is_dir() {
         return Ok(None);
     }
+    // The path that the user named may be a link.
+    let root = &fs::canonicalize(root)?;
     access::check_owner(root)?;
     let path = root.join("format");
     let message = match fs::read(&path) {

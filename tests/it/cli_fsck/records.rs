@@ -12,6 +12,11 @@ fn a_damaged_or_lost_format_is_made_again() {
     assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
     fs::remove_file(lab.at("format")).unwrap();
     lab.finds_and_mends(&["format", "missing"]);
+    // The store's path may be a link, for `fsck` as for other commands.
+    let link = lab.root.with_file_name("link");
+    fs::os::unix::fs::symlink(&lab.root, &link).unwrap();
+    let output = program(&link).arg("fsck").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
 #[test]
