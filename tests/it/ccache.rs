@@ -1,12 +1,11 @@
 //! A remote storage of ccache that several machines share, each of them a store: the second machine fetches what the
 //! first one compiled. Uses real servers on loopback. Needs root.
 
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use crate::support::env::TestStore;
-use crate::support::run::wait_until;
+use crate::support::server::Server;
 use fs_err as fs;
 
 const PASSWORD: &str = "hunter22";
@@ -33,62 +32,42 @@ echo \"the storage is $CCACHE_REMOTE_STORAGE\"
 '''
 ";
 
-/// A server process, killed on drop.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+fn redis(port: u16, place: &Path) -> Command {
+    let mut command = quiet("redis-server");
+    command
+        .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .args(["--requirepass", PASSWORD, "--port", &port.to_string()])
+        .arg("--dir")
+        .arg(place);
+    command
 }
 
-impl Server {
-    fn start(port: u16, command: &mut Command) -> Self {
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let server = Self(child.unwrap());
-        wait_until("the server listens", || {
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
-        });
-        server
-    }
-
-    fn redis(port: u16, place: &Path) -> Self {
-        let mut command = Command::new("redis-server");
-        command
-            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-            .args(["--requirepass", PASSWORD, "--port", &port.to_string()])
-            .arg("--dir")
-            .arg(place);
-        Self::start(port, &mut command)
-    }
-
-    fn http(port: u16, place: &Path) -> Self {
-        let at = place.display();
-        let text = format!(
-            "daemon off; master_process off; user root; pid {at}/pid; error_log {at}/error;
-             events {{}}
-             http {{
-                 access_log off; client_body_temp_path {at}/body; proxy_temp_path {at}/proxy;
-                 fastcgi_temp_path {at}/fastcgi; uwsgi_temp_path {at}/uwsgi; scgi_temp_path {at}/scgi;
-                 server {{
-                     listen 127.0.0.1:{port}; root {at}/files;
-                     location / {{ dav_methods PUT DELETE; create_full_put_path on; }}
-                 }}
-             }}"
-        );
-        fs::create_dir(place.join("files")).unwrap();
-        fs::write(place.join("conf"), text).unwrap();
-        let mut command = Command::new("/usr/sbin/nginx");
-        command.arg("-e").arg(place.join("error"));
-        Self::start(port, command.arg("-c").arg(place.join("conf")))
-    }
+fn nginx(port: u16, place: &Path) -> Command {
+    let at = place.display();
+    let text = format!(
+        "daemon off; master_process off; user root; pid {at}/pid; error_log {at}/error;
+         events {{}}
+         http {{
+             access_log off; client_body_temp_path {at}/body; proxy_temp_path {at}/proxy;
+             fastcgi_temp_path {at}/fastcgi; uwsgi_temp_path {at}/uwsgi; scgi_temp_path {at}/scgi;
+             server {{
+                 listen 127.0.0.1:{port}; root {at}/files;
+                 location / {{ dav_methods PUT DELETE; create_full_put_path on; }}
+             }}
+         }}"
+    );
+    fs::create_dir_all(place.join("files")).unwrap();
+    fs::write(place.join("conf"), text).unwrap();
+    let mut command = quiet("/usr/sbin/nginx");
+    command.arg("-e").arg(place.join("error"));
+    command.arg("-c").arg(place.join("conf"));
+    command
 }
 
-/// Returns a port that was free a moment ago. These servers cannot choose and report a port themselves.
-fn port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+fn quiet(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 /// Makes a machine that uses this storage.
@@ -135,8 +114,8 @@ fn shared(storage: &str) -> [TestStore; 2] {
 #[test]
 fn redis_is_shared_by_machines_and_its_password_by_nobody() {
     let place = tempfile::tempdir().unwrap();
-    let port = port();
-    let _redis = Server::redis(port, place.path());
+    let redis = Server::start(|port| redis(port, place.path()));
+    let port = redis.port;
     let storage = format!("redis://{PASSWORD}@127.0.0.1:{port}{PATIENT}");
     let [first, _second] = shared(&storage);
     let logged = first.rockenv(&["logs", first.env()]).ok().text();
@@ -163,9 +142,8 @@ fn redis_is_shared_by_machines_and_its_password_by_nobody() {
 #[test]
 fn http_is_shared_by_machines() {
     let place = tempfile::tempdir().unwrap();
-    let port = port();
-    let _nginx = Server::http(port, place.path());
-    let storage = format!("http://127.0.0.1:{port}/ccache{PATIENT}");
+    let nginx = Server::start(|port| nginx(port, place.path()));
+    let storage = format!("http://127.0.0.1:{}/ccache{PATIENT}", nginx.port);
     let [first, _second] = shared(&storage);
     // A command by hand uses it too.
     first

@@ -5,16 +5,16 @@ mod login_shell;
 mod terminal;
 mod transfer;
 
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::run::{
     Background, Ran, children, finish, processes, processes_called, wait_until,
 };
+use crate::support::server::Server;
 use crate::support::terminal::Terminal;
 use crate::support::transcript::{measured, transcript};
 use base64::Engine as _;
@@ -30,23 +30,16 @@ use nix::unistd::Pid;
 
 /// The other machine.
 struct Other {
+    // Declared before the stores, which the sessions of a running sshd may use.
+    sshd: Server,
     here: TestStore,
     there: TestStore,
     place: tempfile::TempDir,
     user: &'static str,
-    port: u16,
-    sshd: Child,
 }
 
 /// The ordinary user there, with a name and uid that no machine uses.
 const USER: (&str, u32) = ("rockenv-on", 43_210);
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        drop(self.sshd.kill());
-        drop(self.sshd.wait());
-    }
-}
 
 impl Other {
     fn new() -> Self {
@@ -84,41 +77,35 @@ impl Other {
         fs::create_dir(place.path().join("home")).unwrap();
         // sshd's privilege separation directory. Debian creates it when the service starts.
         fs::create_dir_all("/run/sshd").unwrap();
-        let port = {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.local_addr().unwrap().port()
-        };
-        let config = format!(
-            "ListenAddress 127.0.0.1\nPort {port}\nHostKey {at}/host\nAuthorizedKeysFile {at}/user.pub\n\
-             StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\nPasswordAuthentication no\n\
-             SetEnv HOME={at}/home ROCKENV_HOME={} ROCKENV_BUILD_USER=1234:1234\n",
-            there.home().display()
-        );
-        fs::write(place.path().join("config"), config).unwrap();
-        // `-D` keeps sshd in the foreground, so that the test can kill it by its pid.
-        let sshd = Command::new(sshd[0])
-            .args(&sshd[1..])
-            .arg(place.path().join("config"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        wait_until("sshd listens", || {
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        let server = Server::start(|port| {
+            let config = format!(
+                "ListenAddress 127.0.0.1\nPort {port}\nHostKey {at}/host\nAuthorizedKeysFile {at}/user.pub\n\
+                 StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\nPasswordAuthentication no\n\
+                 SetEnv HOME={at}/home ROCKENV_HOME={} ROCKENV_BUILD_USER=1234:1234\n",
+                there.home().display()
+            );
+            fs::write(place.path().join("config"), config).unwrap();
+            // `-D` keeps sshd in the foreground, so that the test can kill it by its pid.
+            let mut command = Command::new(sshd[0]);
+            command
+                .args(&sshd[1..])
+                .arg(place.path().join("config"))
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            command
         });
         Self {
+            sshd: server,
             here,
             there,
             place,
             user,
-            port,
-            sshd,
         }
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let machine = format!("ssh://{}@127.0.0.1:{}", self.user, self.port);
+        let machine = format!("ssh://{}@127.0.0.1:{}", self.user, self.sshd.port);
         let mut all = vec!["on", machine.as_str()];
         all.extend(words);
         let mut command = self.here.command(&all);

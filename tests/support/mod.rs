@@ -13,6 +13,7 @@ pub(crate) mod random;
 pub(crate) mod registry;
 pub(crate) mod rootfs;
 pub(crate) mod run;
+pub(crate) mod server;
 pub(crate) mod skip;
 pub(crate) mod template;
 pub(crate) mod terminal;

@@ -1,11 +1,11 @@
 //! A real registry on loopback, and hand-written requests to it.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use super::run::wait_until;
+use super::server::Server;
 
 /// An answer to one request.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(crate) fn http(host: &str, method: &str, path: &str, head: &str, body: &[u8]
 
 /// Debian's `docker-registry`, stopped when dropped.
 pub(crate) struct Registry {
-    child: Child,
+    _server: Server,
     pub(crate) host: String,
     /// Header lines of requests, for a registry that requires a login.
     pub(crate) head: &'static str,
@@ -66,14 +66,6 @@ impl Registry {
     pub(crate) fn start(login: bool) -> Self {
         let directory =
             tempfile::tempdir_in("/var/tmp").expect("the registry, its files and its answers");
-        // The kernel chooses a free port, and no other test asks for a fixed one.
-        let listener =
-            TcpListener::bind("127.0.0.1:0").expect("the registry, its files and its answers");
-        let host = listener
-            .local_addr()
-            .expect("the registry, its files and its answers")
-            .to_string();
-        drop(listener);
         let place = directory.path().display();
         let auth = match login {
             true => format!("auth: {{ htpasswd: {{ realm: test, path: {place}/htpasswd }} }}\n"),
@@ -81,33 +73,34 @@ impl Registry {
         };
         fs_err::write(directory.path().join("htpasswd"), HTPASSWD)
             .expect("the registry, its files and its answers");
-        let config = format!(
-            "version: 0.1\nlog: {{ level: error, accesslog: {{ disabled: false }} }}\n\
-             storage: {{ delete: {{ enabled: true }}, filesystem: {{ rootdirectory: {place}/data }} }}\n\
-             http: {{ addr: '{host}', secret: x }}\n{auth}"
-        );
-        let path = directory.path().join("config.yml");
-        fs_err::write(&path, config).expect("the registry, its files and its answers");
-        // Dies with the test program, however that ends.
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "docker-registry", "serve"])
-            .arg(&path)
-            .stdout(
-                fs_err::File::create(directory.path().join("log"))
-                    .expect("the registry, its files and its answers")
-                    .into_file(),
-            )
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("docker-registry, from the package of that name");
-        wait_until("the registry answers", || TcpStream::connect(&host).is_ok());
+        let server = Server::start(|port| {
+            let config = format!(
+                "version: 0.1\nlog: {{ level: error, accesslog: {{ disabled: false }} }}\n\
+                 storage: {{ delete: {{ enabled: true }}, filesystem: {{ rootdirectory: {place}/data }} }}\n\
+                 http: {{ addr: '127.0.0.1:{port}', secret: x }}\n{auth}"
+            );
+            let path = directory.path().join("config.yml");
+            fs_err::write(&path, config).expect("the registry, its files and its answers");
+            // Dies with the test program, however that ends.
+            let mut registry = Command::new("setpriv");
+            registry
+                .args(["--pdeathsig", "KILL", "docker-registry", "serve"])
+                .arg(&path)
+                .stdout(
+                    fs_err::File::create(directory.path().join("log"))
+                        .expect("the registry, its files and its answers")
+                        .into_file(),
+                )
+                .stderr(Stdio::null());
+            registry
+        });
         let head = match login {
             true => "authorization: Basic dXNlcjpzZTpjcmV0\r\n",
             false => "",
         };
         Self {
-            child,
-            host,
+            host: format!("127.0.0.1:{}", server.port),
+            _server: server,
             head,
             directory,
         }
@@ -150,16 +143,5 @@ impl Registry {
                     .to_owned()
             })
             .collect()
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        self.child
-            .kill()
-            .expect("the registry, its files and its answers");
-        self.child
-            .wait()
-            .expect("the registry, its files and its answers");
     }
 }

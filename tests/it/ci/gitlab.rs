@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use super::{left, project, without_gpu};
 use crate::support::env::TestStore;
-use crate::support::loopfs::run;
+use crate::support::git::git;
 use crate::support::python::{check_schema, gitlab_ci_local};
 use crate::support::registry::Registry;
 use crate::support::run::{Background, Ran, finish, processes_called, wait_until};
@@ -73,21 +73,7 @@ fn repository(store: &TestStore, registry: &Registry) {
     let file = store.work().join(".gitlab-ci.yml");
     fs::write(&file, text).unwrap();
     check_schema("vendor.gitlab-ci", &file);
-    let git = |arguments: &[&str]| {
-        let who = [
-            "-c",
-            "user.name=a",
-            "-c",
-            "user.email=a@example.org",
-            "-c",
-            "safe.directory=*",
-        ];
-        run(Command::new("git")
-            .args(who)
-            .arg("-C")
-            .arg(store.work())
-            .args(arguments));
-    };
+    let git = |arguments: &[&str]| git(store.work(), arguments);
     git(&["init", "--quiet"]);
     git(&[
         "remote",

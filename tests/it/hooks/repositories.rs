@@ -1,12 +1,12 @@
 //! Hooks and git: for submodules that a step fetches, and over a range of revisions.
 
 use std::path::Path;
-use std::process::Command;
 
 use fs_err as fs;
 
 use super::{EDIT, STEPS, hook, source};
 use crate::support::env::{TestStore, build_user};
+use crate::support::git::git;
 
 /// Before a submodule is fetched, it is an empty directory.
 #[test]
@@ -39,30 +39,6 @@ fn a_hook_for_a_submodule_waits_for_the_step_that_fetches_it() {
     assert_eq!(fs::read_to_string(src.join("sub/f")).unwrap(), "one\n");
     store.up().says(&["nothing to do"]);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
-}
-
-fn git(directory: &Path, arguments: &[&str]) -> String {
-    let output = Command::new("git")
-        .args([
-            "-c",
-            "user.name=t",
-            "-c",
-            "user.email=t@example.org",
-            "-c",
-            "init.defaultBranch=main",
-        ])
-        .args(["-c", "protocol.file.allow=always"])
-        .args(arguments)
-        .current_dir(directory)
-        .env("GIT_CONFIG_GLOBAL", "/dev/null")
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 #[test]
