@@ -52,31 +52,30 @@ impl Ordinary {
 
     /// Returns a copy of rockenv that the user can read.
     pub(crate) fn program(&self) -> PathBuf {
-        let copy = self.directory.join("rockenv");
-        if !copy.exists() {
-            // Other tests may run at the same time, and must not see a partial copy.
-            let new = self
-                .directory
-                .join(format!("rockenv.{:?}", std::thread::current().id()));
-            super::run::copy_program(&new);
-            fs::rename(new, &copy).expect("a copy of rockenv");
-        }
-        copy
+        self.made_once("rockenv", super::run::copy_program)
     }
 
     /// Returns an archive of the tree at `rootfs`, and its digest. The user may not read every file of the tree itself.
     pub(crate) fn archive(&self, rootfs: &Path) -> (PathBuf, String) {
-        let path = self.directory.join("base.tar");
-        if !path.exists() {
-            run(Command::new("tar")
-                .arg("-C")
-                .arg(rootfs)
-                .arg("-cf")
-                .arg(&path)
-                .arg("."));
-        }
+        let path = self.made_once("base.tar", |new| {
+            let mut tar = Command::new("tar");
+            run(tar.arg("-C").arg(rootfs).arg("-cf").arg(new).arg("."));
+        });
         let digest = sha256(&path);
         (path, digest)
+    }
+
+    /// Returns a file of the user's directory that `make` creates if it is missing. Other tests may run at the same
+    /// time, and must not see a part of it.
+    fn made_once(&self, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
+        let path = self.directory.join(name);
+        if !path.exists() {
+            let new = format!("{name}.{:?}", std::thread::current().id());
+            let new = self.directory.join(new);
+            make(&new);
+            fs::rename(new, &path).expect("a complete file");
+        }
+        path
     }
 }
 

@@ -1,5 +1,6 @@
 //! Stores with only one image, each made once per build of rockenv, and the directories around a store.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,13 +32,18 @@ pub(super) fn directory() -> tempfile::TempDir {
     directory
 }
 
-/// Returns the parent of the tests' directories, which users other than root can enter.
+/// Returns the parent of this checkout's directories for tests, which users other than root can enter.
 fn base() -> PathBuf {
     let own = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let is_open = |path: &Path| fs::metadata(path).is_ok_and(|found| found.mode() & 0o001 != 0);
     match own.ancestors().all(is_open) {
         true => own.to_owned(),
-        false => PathBuf::from("/var/tmp/rockenv-tests"),
+        false => {
+            // Not shared with other checkouts, whose tests would remove this one's templates.
+            let mut hasher = DefaultHasher::new();
+            own.hash(&mut hasher);
+            format!("/var/tmp/rockenv-tests-{:x}", hasher.finish()).into()
+        }
     }
 }
 
