@@ -1,5 +1,5 @@
 //! The rooms of `src/`: their list, that a room imports only from itself and from rooms below it, and that files named
-//! in the documentation exist.
+//! in the documentation and tests named in `tests/all` exist.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -304,6 +304,31 @@ fn paths_in_the_documentation_exist() {
         }
     }
     assert!(found > 40, "{found} paths");
+}
+
+/// libtest accepts a filter that matches no test.
+#[test]
+fn filters_of_the_test_run_match_tests() {
+    let mut tests = String::new();
+    for file in files("tests") {
+        let module = file.with_extension("").to_string_lossy().replace('/', "::");
+        let source = text("tests", &file);
+        let bodies = source.split("#[test]\n").skip(1);
+        let names = bodies.filter_map(|body| body.split("fn ").nth(1)?.split('(').next());
+        tests.extend(names.map(|name| format!("{module}::{name}\n")));
+    }
+    let run = text("tests", Path::new("all"));
+    let lines = run.lines().map(str::trim_start);
+    let code = lines.filter(|line| !line.starts_with('#'));
+    let (mut found, mut is_skipped) = (0, false);
+    for word in code.flat_map(str::split_whitespace) {
+        if is_skipped || word.contains("::") {
+            assert!(tests.contains(word), "tests/all: no test matches `{word}`");
+            found += 1;
+        }
+        is_skipped = word == "--skip";
+    }
+    assert!(found > 50, "{found} filters");
 }
 
 /// Programs that begin commands in messages to the user.

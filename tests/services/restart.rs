@@ -103,30 +103,6 @@ impl Drop for Own {
     }
 }
 
-/// Repeats two tests with an ordinary user's service: otherwise the tests of services run as root.
-#[test]
-fn nor_does_an_ordinary_users_service() {
-    let name = |wanted: &str| std::env::vars_os().find(|(name, _)| name == wanted);
-    let is_podman = name("ROCKENV_TEST_ENGINE").is_some_and(|(_, engine)| engine == "podman");
-    if !is_podman || name("ROCKENV_TEST_USER").is_some() {
-        return;
-    }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/service");
-    let output = Command::new(script)
-        .arg("rootless")
-        .arg(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "restart::a_service_that_is_started_again_loses_nothing",
-            "faults::the_service_to_start_again_is_the_user_s_own",
-        ])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("2 passed"), "{text}{errors}");
-}
-
 #[test]
 fn a_service_that_is_started_again_loses_nothing() {
     let own = Own::start();
