@@ -305,7 +305,9 @@ fn a_killed_deletion_is_finished_by_the_next() {
         }
         make_chain(&tree.join("chain"), 500, true);
         let mut child = helper("remove", &tree).spawn().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(5 + 6 * round));
+        // Killed at another point of the deletion each time, however long the process takes to start.
+        let gone = |d: &usize| !tree.join(format!("{d}/x")).exists();
+        while (0..150).filter(gone).count() <= 12 * round && child.try_wait().unwrap().is_none() {}
         child.kill().unwrap();
         child.wait().unwrap();
         partial += usize::from(tree.exists());
