@@ -165,13 +165,14 @@ fn stop_holder(store: &TestStore) -> Pid {
 fn a_holder_that_does_not_answer_is_ended() {
     let store = TestStore::new();
     store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
+    let sleeper = store.sleeper();
     for arguments in [
         ["down", store.env()].as_slice(),
         &["rm", "--force", store.env()],
     ] {
-        let job = store.start(&["exec", store.env(), "--", "sleep", "6007"]);
+        let job = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
         wait_until("the command runs", || {
-            !processes_called("sleep 6007").is_empty()
+            !processes_called(&sleeper).is_empty()
         });
         stop_holder(&store);
         let begun = Instant::now();
@@ -187,7 +188,7 @@ fn a_holder_that_does_not_answer_is_ended() {
 
 /// Stops rockenv's agent in the container, which forwards signals and reports how commands end.
 const STOP_AGENT: &str = "for process in /proc/[0-9]*; do
-    case $(tr '\\0' ' ' < $process/cmdline) in *rockenv\\ __agent*) kill -STOP ${process#/proc/};; esac; done; sleep 6009";
+    case $(tr '\\0' ' ' < $process/cmdline) in *rockenv\\ __agent*) kill -STOP ${process#/proc/};; esac; done";
 
 #[test]
 fn a_command_whose_container_was_stopped_ends_when_it_is_told_to() {
@@ -200,9 +201,11 @@ fn a_command_whose_container_was_stopped_ends_when_it_is_told_to() {
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("rockenv")
     };
-    let mut job = start(&[store.env(), "--", "sh", "-c", STOP_AGENT]);
+    let sleeper = store.sleeper();
+    let script = format!("{STOP_AGENT}; {sleeper}");
+    let mut job = start(&[store.env(), "--", "sh", "-c", &script]);
     wait_until("the command runs", || {
-        !processes_called("sleep 6009").is_empty()
+        !processes_called(&sleeper).is_empty()
     });
     let begun = Instant::now();
     // More bytes than a socket buffers while its peer does not read.
@@ -225,9 +228,10 @@ fn a_command_whose_container_was_stopped_ends_when_it_is_told_to() {
 fn a_command_that_waits_for_a_stopped_holder_ends_when_it_is_told_to() {
     let store = TestStore::new();
     store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
-    let job = store.start(&["exec", store.env(), "--", "sleep", "6008"]);
+    let sleeper = store.sleeper();
+    let job = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
     wait_until("the command runs", || {
-        !processes_called("sleep 6008").is_empty()
+        !processes_called(&sleeper).is_empty()
     });
     stop_holder(&store);
     let begun = Instant::now();

@@ -163,7 +163,7 @@ fn a_timeout_is_for_one_run_of_one_step() {
     store.profile(
         "volume = [{ name = 'b', kind = 'build', target = '/b' }]
          [[step]]\nname = 'slow'\ntimeout = '3s'\nrun = 'if mkdir /b/begun; then sleep 100; fi; sleep 1.5'
-         [[step]]\nname = 'next'\ntimeout = '3s'\nrun = 'sleep 2'\n",
+         [[step]]\nname = 'next'\ntimeout = '3s'\nrun = 'sleep 1.6'\n",
     );
     store
         .rockenv(&["up", store.env()])
