@@ -378,7 +378,7 @@ impl TestStore {
 
     /// Returns the processes in the containers of the store's envs, with their command lines.
     pub(crate) fn contained(&self) -> Vec<(i32, String)> {
-        let mut groups = vec![format!("{}-", self.machine())];
+        let mut groups = vec![self.machine()];
         groups.extend(self.service_groups());
         let mut found = processes();
         if Ordinary::get().is_some() {
@@ -410,8 +410,10 @@ impl TestStore {
         )
     }
 
+    /// Returns the beginning of the names of the containers of the store's envs. The dash tells them from those of
+    /// another test, whose number begins with this one's.
     fn machine(&self) -> String {
-        format!("rockenv-{}", self.name)
+        format!("rockenv-{}-", self.name)
     }
 
     /// Returns the names of the control groups that a service made for running containers.
@@ -487,10 +489,7 @@ fn find_directories(root: &Path, depth: u32, name: &str, found: &mut Vec<PathBuf
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        let mine = entry
-            .file_name()
-            .to_string_lossy()
-            .contains(&format!("{name}-"));
+        let mine = entry.file_name().to_string_lossy().contains(name);
         if mine {
             found.push(entry.path());
         }
