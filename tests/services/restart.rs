@@ -11,7 +11,7 @@ use rockenv::testing::Service;
 
 use crate::assert_nothing_left_at;
 use crate::support::env::TestStore;
-use crate::support::run::{Background, Ran, wait_until};
+use crate::support::run::{Background, Ran, processes, wait_until};
 
 /// The second step runs until the test releases it.
 const WAITS: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' },
@@ -79,11 +79,20 @@ impl Own {
     /// Ends the service; [`Own::come_back`] restarts it.
     fn go_down(&self, signal: Signal) {
         fs::write(self.directory.join("down"), "").unwrap();
-        let text = fs::read_to_string(self.directory.join("service")).unwrap();
-        let pid = Pid::from_raw(text.trim().parse().unwrap());
-        kill(pid, signal).unwrap();
-        wait_until("the service has ended", || kill(pid, None).is_err());
-        // Podman's child for an ordinary user may still answer there until the next service replaces the socket.
+        // An ordinary user's Podman has a second process, with the same arguments, that survives if only the first is
+        // killed, answers in place of the next service, and removes the next service's socket when it ends.
+        let address = format!("unix://{}", self.socket().display());
+        let serving = || {
+            let mut all = processes();
+            all.retain(|(_, line)| line.contains(&address));
+            all
+        };
+        for (pid, _) in serving() {
+            // It may have ended with the other one.
+            let _: nix::Result<()> = kill(Pid::from_raw(pid), signal);
+        }
+        wait_until("the service has ended", || serving().is_empty());
+        // A killed service leaves its socket.
         drop(fs::remove_file(self.socket()));
     }
 
