@@ -5,6 +5,7 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use fs_err as fs;
 
@@ -65,15 +66,14 @@ impl Ordinary {
         (path, digest)
     }
 
-    /// Returns a file of the user's directory that `make` creates if it is missing. Other tests may run at the same
-    /// time, and must not see a part of it.
+    /// Returns a file of the user's directory that `make` creates if it is missing. Other tests that want it at the same
+    /// time wait until it is complete. It is never replaced: a rockenv knows others by their program.
     fn made_once(&self, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
+        static MAKING: Mutex<()> = Mutex::new(());
         let path = self.directory.join(name);
+        let _making = MAKING.lock().expect("files of other tests");
         if !path.exists() {
-            let new = format!("{name}.{:?}", std::thread::current().id());
-            let new = self.directory.join(new);
-            make(&new);
-            fs::rename(new, &path).expect("a complete file");
+            make(&path);
         }
         path
     }
