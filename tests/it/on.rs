@@ -136,10 +136,15 @@ impl Other {
             (&place, "PLACE"),
             (self.here.env(), "ENV"),
         ];
-        measured(transcript(commands.trim(), &masks, |words| {
+        let shown = measured(transcript(commands.trim(), &masks, |words| {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             self.on(&words)
-        }))
+        }));
+        // A fetch of more than two seconds is reported.
+        let lines = shown.split_inclusive('\n');
+        lines
+            .filter(|line| !line.starts_with("fetching `"))
+            .collect()
     }
 
     /// Returns the directory there that the last files were sent to.
