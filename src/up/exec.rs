@@ -412,13 +412,13 @@ fn command(cx: &Context, job: &Job, spec: &Spec, devices: &[Device]) -> Command 
     );
     certificates::set_variables(&mut env, &spec.env, &spec.image_env);
     env.extend(host_environment(spec, &cx.config));
-    // `-e` sets what the command sees, not where it starts.
-    let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
-    env.extend(job.variables.iter().cloned());
     if job.tty {
         let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");
         env.insert("TERM".to_owned(), term.to_owned());
     }
+    // `-e` sets what the command sees, not where it starts.
+    let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
+    env.extend(job.variables.iter().cloned());
     let (uid, gid) = if job.root {
         (0, 0)
     } else {

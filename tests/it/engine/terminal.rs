@@ -39,8 +39,11 @@ fn a_shell_has_a_terminal() {
     terminal.write("sleep 1000 & jobs; kill %1\n");
     terminal.expect("Running");
     // A second command joins the container.
-    let mut second = Terminal::start(store.command(&["exec", store.env(), "--", "tty"]), 10, 20);
+    let words = ["exec", "-e", "TERM=mine", store.env(), "--"];
+    let words = [&words[..], &["sh", "-c", "tty; echo $TERM"]].concat();
+    let mut second = Terminal::start(store.command(&words), 10, 20);
     second.expect("/dev/pts/");
+    second.expect("mine");
     second.wait(0);
     // A large paste into a program that also prints does not deadlock.
     terminal.write("stty raw; echo $((6 * 7)) now; head -c 300000 | tr -d '\\n' | wc -c; stty cooked; echo pasted\n");
