@@ -67,8 +67,11 @@ impl RockenvCommand<'_> {
     fn program(&self, cell: &Cell, options: &[String]) -> Result<Program> {
         let directory = working_directory()?;
         let home = &self.cx.config.home;
+        let path = self.cx.config.host_variable("PATH").unwrap_or_default();
         let program = Program::at(&self.host.program)
             .inherit_env()
+            // `up` searches it for credential helpers.
+            .env("PATH", path)
             // This command itself writes for the CI system, on behalf of all envs.
             .env("GITHUB_ACTIONS", "")
             .env("GITLAB_CI", "")
@@ -173,5 +176,39 @@ impl RockenvCommand<'_> {
             Event::Output { line, .. } => self.cx.ui.detail(&format!("{env}: {line}")),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::matrix::cells;
+    use crate::store::config::Config;
+    use crate::sys::signals::Signals;
+    use crate::ui::{Ui, UiSettings};
+
+    #[test]
+    fn each_up_searches_the_directories_of_the_caller() {
+        let variables = [("PATH".to_owned(), "/mine".to_owned())];
+        let (config, _) = Config::of(variables.into(), None).unwrap();
+        let (out, err) = (Box::new(io::sink()), Box::new(io::sink()));
+        let cx = Context {
+            config,
+            ui: Ui::with_writers(UiSettings::default(), out, err),
+            json: false,
+            names_home: false,
+        };
+        let signals = Signals::take().unwrap();
+        let rockenv = RockenvCommand {
+            cx: &cx,
+            host: Host::probe().unwrap(),
+            options: &[],
+            cancel: &Cancel::new(&signals),
+        };
+        let cell = cells(&[], &["gfx1103".to_owned()]).unwrap().remove(0);
+        let program = rockenv.program(&cell, &[]).unwrap();
+        assert_has!(format!("{program:?}"), r#"("PATH", "/mine")"#);
     }
 }
