@@ -132,6 +132,7 @@ impl ContainerContext<'_> {
         if spec.resources.ninja && program.exists() {
             binds.push(Bind::read_only(program, ninja::INSIDE));
         }
+        let first = binds.len();
         for volume in volumes {
             let shown = views.get(&volume.name);
             let (source, view) = match shown {
@@ -159,6 +160,7 @@ impl ContainerContext<'_> {
                 view,
             });
         }
+        make_mount_points(volumes, &binds[first..], views);
         let tree = match root {
             Root::Service(_) => Some(store.image_root(&env.known_record()?.image_key)),
             Root::Directory(_) | Root::Overlay { .. } => None,
@@ -179,6 +181,51 @@ impl ContainerContext<'_> {
             certificates: ContainerAuthorities::new(options.packages, tree)?,
         })
     }
+}
+
+/// Makes missing mount points of volumes in the user's directories with the caller's rights. The engine makes the
+/// others, as root.
+fn make_mount_points(volumes: &[&Volume], binds: &[Bind], views: &Views) {
+    let rights = account::caller();
+    if matches!(rights, Rights::Own) {
+        return;
+    }
+    let mounted = volumes.iter().zip(binds);
+    for (inner, bind) in mounted.clone() {
+        let target = Path::new(&inner.target);
+        let around = mounted.clone().filter_map(|(outer, around)| {
+            let below = target.strip_prefix(&outer.target).ok()?;
+            (outer.name != inner.name).then_some((outer, around, below))
+        });
+        let around = around.max_by_key(|(outer, ..)| outer.target.len());
+        let Some((outer, around, below)) = around else {
+            continue;
+        };
+        let is_users =
+            matches!(outer.source, VolumeSource::Path(_)) && !views.contains_key(&outer.name);
+        let is_directory = bind.source.is_dir();
+        if is_users && is_directory && !around.read_only && is_missing(&around.source, below) {
+            // The engine makes it where the caller may not write.
+            drop(account::make_directories(
+                rights,
+                &around.source.join(below),
+            ));
+        }
+    }
+}
+
+/// Returns whether an entry below a directory is missing, and no link is on the way.
+fn is_missing(directory: &Path, below: &Path) -> bool {
+    let mut at = directory.to_owned();
+    for part in below {
+        at.push(part);
+        match fs::symlink_metadata(&at) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return false,
+            Err(error) => return error.kind() == ErrorKind::NotFound,
+        }
+    }
+    false
 }
 
 /// Returns a digest of the inputs of an `exec` or `shell` container on this machine outside its env: the directories of

@@ -411,6 +411,22 @@ fn results_are_the_callers_however_their_path_is_written() {
     assert!(output.status.success(), "{}", said(&output));
     let result = fs::metadata(out.join("result")).expect("a result");
     assert_eq!(result.uid(), MadeUp::UID);
+    // The mount point of a volume in the user's source.
+    let source = stage.here.join("source");
+    stage.make_own(&source);
+    let nested = format!(
+        "schema = 1\nimage = \"base\"\n\
+         [[volume]]\nname = \"src\"\nkind = \"source\"\npath = {source:?}\ntarget = \"/v/src\"\n\
+         [[volume]]\nname = \"build\"\nkind = \"build\"\ntarget = \"/v/src/a/build\"\n\
+         [[step]]\nname = \"one\"\nrun = \"touch /v/src/a/build/x\"\n"
+    );
+    fs::write(stage.here.join("nested.toml"), nested).expect("a profile");
+    let output = stage.run_here(&["up", "./nested.toml"]);
+    assert!(output.status.success(), "{}", said(&output));
+    for made in ["a", "a/build"] {
+        let made = fs::metadata(source.join(made)).expect("a mount point");
+        assert_eq!(made.uid(), MadeUp::UID);
+    }
     fs::remove_dir_all(&out).expect("the results");
     symlink(&stage.secret, &out).expect("a link");
     let output = stage.run_here(&["up", &file]);
