@@ -160,7 +160,7 @@ impl ContainerContext<'_> {
                 view,
             });
         }
-        make_mount_points(volumes, &binds[first..], views);
+        make_mount_points(volumes, &binds[first..], views)?;
         let tree = match root {
             Root::Service(_) => Some(store.image_root(&env.known_record()?.image_key)),
             Root::Directory(_) | Root::Overlay { .. } => None,
@@ -184,12 +184,8 @@ impl ContainerContext<'_> {
 }
 
 /// Makes missing mount points of volumes in the user's directories with the caller's rights. The engine makes the
-/// others, as root.
-fn make_mount_points(volumes: &[&Volume], binds: &[Bind], views: &Views) {
-    let rights = account::caller();
-    if matches!(rights, Rights::Own) {
-        return;
-    }
+/// others, as root. Refuses those that no engine can make.
+fn make_mount_points(volumes: &[&Volume], binds: &[Bind], views: &Views) -> Result<()> {
     let mounted = volumes.iter().zip(binds);
     for (inner, bind) in mounted.clone() {
         let target = Path::new(&inner.target);
@@ -201,17 +197,25 @@ fn make_mount_points(volumes: &[&Volume], binds: &[Bind], views: &Views) {
         let Some((outer, around, below)) = around else {
             continue;
         };
-        let is_users =
-            matches!(outer.source, VolumeSource::Path(_)) && !views.contains_key(&outer.name);
-        let is_directory = bind.source.is_dir();
-        if is_users && is_directory && !around.read_only && is_missing(&around.source, below) {
+        let is_seen_as_it_is = !views.contains_key(&outer.name) && bind.source.is_dir();
+        if !is_seen_as_it_is || !is_missing(&around.source, below) {
+            continue;
+        }
+        let place = around.source.join(below);
+        if around.read_only {
+            let (inner, outer, below) = (&inner.name, &outer.name, below.display());
+            return Err(invalid!(
+                "volume `{inner}` is in `{below}` of volume `{outer}`, which is read-only and has no such directory"
+            )
+            .help(format!("mkdir -p {}", quoted_path(&place))));
+        }
+        let rights = account::caller();
+        if matches!(outer.source, VolumeSource::Path(_)) && !matches!(rights, Rights::Own) {
             // The engine makes it where the caller may not write.
-            drop(account::make_directories(
-                rights,
-                &around.source.join(below),
-            ));
+            drop(account::make_directories(rights, &place));
         }
     }
+    Ok(())
 }
 
 /// Returns whether an entry below a directory is missing, and no link is on the way.
@@ -401,5 +405,40 @@ pub(super) fn discard(store: &Store, directory: &Path) -> Result<()> {
     match fs::remove_dir(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => store.discard(directory),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_point_that_no_engine_can_make_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path();
+        let volume = |target: &str| Volume {
+            name: target.replace('/', ""),
+            kind: VolumeKind::Host,
+            target: target.to_owned(),
+            access: Access::Ro,
+            max: None,
+            locked: false,
+            disk: None,
+            source: VolumeSource::Path(top.to_owned()),
+        };
+        let (outer, inner) = (volume("/v"), volume("/v/a/b"));
+        let volumes = [&outer, &inner];
+        let check = |outside: fn(PathBuf, String) -> Bind| {
+            let binds = volumes.map(|volume| outside(top.to_owned(), volume.target.clone()));
+            make_mount_points(&volumes, &binds, &Views::new())
+        };
+        let error = check(Bind::read_only).unwrap_err();
+        assert_has!(
+            error.message(),
+            "volume `vab` is in `a/b` of volume `v`, which is read-only"
+        );
+        check(Bind::writable).unwrap();
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        check(Bind::read_only).unwrap();
     }
 }
