@@ -29,13 +29,16 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
     }
     advice.extend(unlimited(profile));
     for step in &profile.steps {
-        let Action::Export(items) = &step.action else {
-            continue;
+        let exported = match &step.action {
+            Action::Export(items) => items.as_slice(),
+            Action::Run { .. } | Action::Packages(_) | Action::Copy(_) => &[],
         };
-        let patterns = items.iter().filter(|item| item.from.contains(['*', '?']));
-        advice.extend(patterns.map(|item| {
-            let (step, from) = (&step.name, shorten(&item.from));
-            format!("step `{step}` exports the one path `{from}`, not the files that match it: export a directory")
+        let exported = exported.iter().map(|item| item.from.as_str());
+        let paths = exported.chain(step.inputs.iter().map(String::as_str));
+        let patterns = paths.filter(|path| path.contains(['*', '?']));
+        advice.extend(patterns.map(|path| {
+            let (step, path) = (&step.name, shorten(path));
+            format!("step `{step}`: `{path}` is the name of one file, not a pattern: name the directory instead")
         }));
     }
     let texts = profile.steps.iter().flat_map(|step| step.env.values());
@@ -135,11 +138,21 @@ mod tests {
     }
 
     #[test]
-    fn an_exported_pattern_is_one_path() {
-        for (from, count) in [("/x/*.whl", 1), ("/x/dist", 0)] {
+    fn a_pattern_is_one_path() {
+        for (from, input, count) in [("/x/*.whl", "src/*", 2), ("/x/dist", "src", 0)] {
             let text = format!(
-                "schema = 1\nimage = \"debian\"\n[[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/out\"\n\
-                 [[step]]\nname = \"export\"\nexport = [{{ from = \"{from}\", to = \"out\" }}]\n"
+                r#"
+                schema = 1
+                image = "debian"
+                volume = [
+                    {{ name = "out", kind = "output", target = "/out" }},
+                    {{ name = "src", kind = "source", path = "/srv", target = "/src" }},
+                ]
+                [[step]]
+                name = "export"
+                export = [{{ from = "{from}", to = "out" }}]
+                inputs = ["{input}"]
+                "#
             );
             assert_eq!(advice(&from_text("p", &text).unwrap()).len(), count);
         }

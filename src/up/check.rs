@@ -68,6 +68,7 @@ impl ProfileCheck {
         let spec = self.resolve(&profile, &mut inputs, &mut draft);
         if let Ok(spec) = &spec {
             draft.add(missing_paths(&profile, spec));
+            self.advice.extend(missing_inputs(spec));
         }
         if !draft.has_steps {
             let problem = Problem::new(&(0..0), "no steps", "in this file or one it extends");
@@ -242,6 +243,27 @@ fn missing_paths(profile: &Profile, spec: &Spec) -> Vec<Problem> {
         );
         let help = format!("mkdir -p {}", quoted(&path.to_string_lossy()));
         Some(Problem::new(&at.place, message, "no such directory").help(help))
+    });
+    missing.collect()
+}
+
+/// Returns advice about inputs of steps that the user's directories lack: a missing path is part of a key as such.
+fn missing_inputs(spec: &Spec) -> Vec<String> {
+    let inputs = spec
+        .steps
+        .iter()
+        .flat_map(|step| step.inputs.iter().map(move |input| (step, input)));
+    let missing = inputs.filter_map(|(step, input)| {
+        let (volume, below) = profile::input(input);
+        let resolve::VolumeSource::Path(path) = &spec.volume(volume)?.source else {
+            return None;
+        };
+        (!below.is_empty() && !path.join(below).exists()).then(|| {
+            format!(
+                "step `{}`: there is no `{input}`: a change of a file under another name causes no step to run again",
+                step.name
+            )
+        })
     });
     missing.collect()
 }

@@ -195,6 +195,23 @@ scirpt = "true"
 }
 
 #[test]
+fn an_input_that_is_not_there_is_said() {
+    let place = Place::new();
+    fs::create_dir(place.path().join("src")).unwrap();
+    fs::write(place.path().join("src/there"), "").unwrap();
+    let text = "schema = 1\nimage = \"debian-forky\"\n\
+         [[volume]]\nname = \"src\"\nkind = \"source\"\npath = \"src\"\ntarget = \"/src\"\n\
+         [[step]]\nname = \"s\"\ninputs = [\"src\", \"src/there\", \"src/gone\"]\nrun = \"true\"\n";
+    fs::write(place.path().join("p.toml"), text).unwrap();
+    let ran = place.run(&["profile", "check", "p.toml"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let advice = ran.out.lines().filter(|line| line.contains("advice: "));
+    let advice: Vec<_> = advice.collect();
+    assert_eq!(advice.len(), 1, "{advice:?}");
+    assert!(advice[0].contains("step `s`: there is no `src/gone`"));
+}
+
+#[test]
 fn a_patch_that_is_none_is_found_without_a_source() {
     let place = Place::new();
     let hook = place.path().join("hooks/fix");
