@@ -19,7 +19,7 @@ use super::endpoint::Endpoint;
 use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
 use super::reference::{DOCKER_HUB, Reference, is_loopback, sha256};
 use super::retry::{self, Notice, Patience};
-use super::token_server::{TokenRequest, TokenServer};
+use super::token_server::{self, TokenRequest, TokenServer};
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
 use crate::image::{BuildProgress, TaskContext};
 use crate::sys::checksum::Algorithm;
@@ -114,6 +114,11 @@ async fn error_message(response: Response) -> Option<String> {
 fn is_immutable(reason: &str) -> bool {
     let reason = reason.to_ascii_lowercase();
     reason.contains("immutable") || reason.contains("cannot be overwritten")
+}
+
+fn failed(verb: &str, what: &str) -> Error {
+    unavailable!("cannot {verb} `{what}`")
+        .help("run the command again later, or use another registry")
 }
 
 impl Granted {
@@ -250,9 +255,10 @@ impl Registry {
         }
     }
 
-    /// Returns the error for an unsuccessful response, with the registry's reason.
+    /// Returns the error for an unsuccessful response, with the server's reason. Only the registry itself can refuse the
+    /// user: no other server gets the login.
     async fn answered(&self, verb: &str, what: &str, response: Response) -> Error {
-        let status = response.status();
+        let (status, address) = (response.status(), response.url().clone());
         let wait =
             retry::asked(&response).map(|wait| format!("it asks to wait {}", size::duration(wait)));
         let reasons: Vec<String> = error_message(response)
@@ -261,7 +267,14 @@ impl Registry {
             .chain(wait)
             .collect();
         let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-        self.error(verb, what, status, reason)
+        if self.is_own(&address) {
+            return self.error(verb, what, status, reason);
+        }
+        let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+        let server = token_server::place(&address);
+        failed(verb, what).source(format!(
+            "`{server}`, where the registry redirects, answered {status}{reason}"
+        ))
     }
 
     fn error(&self, verb: &str, what: &str, status: StatusCode, reason: Option<String>) -> Error {
@@ -271,9 +284,7 @@ impl Registry {
         };
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal().source(answer),
-            _ => unavailable!("cannot {verb} `{what}`")
-                .source(answer)
-                .help("run the command again later, or use another registry"),
+            _ => failed(verb, what).source(answer),
         }
     }
 

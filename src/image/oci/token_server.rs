@@ -164,7 +164,7 @@ async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// Returns the host and port of an address.
-fn place(address: &Url) -> Cow<'_, str> {
+pub(super) fn place(address: &Url) -> Cow<'_, str> {
     let host = address.host_str().unwrap_or_default();
     match address.port() {
         Some(port) => format!("{host}:{port}").into(),

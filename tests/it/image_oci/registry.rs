@@ -510,24 +510,24 @@ fn a_redirect_is_followed_without_the_password() {
         tokens.host
     );
     let storage = Server::start(move |_| response("401 Unauthorized", &challenge, b""));
-    let inner = image.clone();
-    let registry = Server::start(move |head| {
-        let path = head.split(' ').nth(1).unwrap_or_default();
-        match path.contains("/blobs/") {
-            true => {
-                let elsewhere = format!("location: http://{}{path}\r\n", storage.host);
-                response("307 Elsewhere", &elsewhere, b"")
+    let redirects = "where the registry redirects, answered 401";
+    for (part, said) in [("/blobs/", "answered 401"), ("/manifests/", redirects)] {
+        let (inner, host) = (image.clone(), storage.host.clone());
+        let registry = Server::start(move |head| {
+            let path = head.split(' ').nth(1).unwrap_or_default();
+            match path.contains(part) {
+                true => {
+                    let elsewhere = format!("location: http://{host}{path}\r\n");
+                    response("307 Elsewhere", &elsewhere, b"")
+                }
+                false => serve(&inner, head),
             }
-            false => serve(&inner, head),
-        }
-    });
-    let mut place = Place::new();
-    place.logins.files = vec![make::auth_file(place.dir.path(), &registry.host, LOGIN)];
-    fails(
-        place.build(&pinned(&registry.host, &image), "a"),
-        Kind::Unavailable,
-        "answered 401",
-    );
+        });
+        let mut place = Place::new();
+        place.logins.files = vec![make::auth_file(place.dir.path(), &registry.host, LOGIN)];
+        let tag = format!("ref = \"{}/team/sample:1\"", registry.host);
+        fails(place.build(&tag, "a"), Kind::Unavailable, said);
+    }
     assert!(tokens.asked().is_empty(), "{:#?}", tokens.asked());
 }
 
