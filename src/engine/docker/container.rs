@@ -317,8 +317,8 @@ pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfi
         // As under systemd-nspawn, so that no snapshot contains `/run`.
         ("/run", "rw,nosuid,nodev,mode=755"),
         // Podman's own keeps its files if the container starts again before Podman has cleaned up after it. The size is
-        // an upper limit, not a reservation.
-        ("/dev/shm", "rw,nosuid,nodev,exec,mode=1777,size=8g"),
+        // systemd-nspawn's: an upper limit, not a reservation.
+        ("/dev/shm", "rw,nosuid,nodev,exec,mode=1777,size=10%"),
     ];
     let tmpfs = tmpfs.map(|(path, options)| (path.to_owned(), options.to_owned()));
     Ok(HostConfig {

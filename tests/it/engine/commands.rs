@@ -318,6 +318,9 @@ fn temporary_directories_are_on_disk_and_empty_each_time() {
     assert!(!store.env_dir().join("run/tmp").exists());
     // Only `/dev/shm` is in memory, where files count against the memory limit.
     store.sh("stat -f -c %T /dev/shm").ok().prints("tmpfs");
+    let tenths = "all=$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo); \
+         echo $(( ($(stat -f -c '%b * %S' /dev/shm) * 10 / 1024 + all / 2) / all ))";
+    store.sh(tenths).ok().prints("1");
 }
 
 #[test]
