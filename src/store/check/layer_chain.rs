@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::inventory::{Inventory, Read};
 use super::short;
-use crate::store::layer::VolumeState;
+use crate::store::layer::{Layer, VolumeState};
 use crate::tree::Method;
 
 /// Why a layer cannot be used.
@@ -58,6 +58,12 @@ impl Inventory {
         }
     }
 
+    /// Returns whether a layer's tree is complete without its parent: a clone, or a service's image.
+    pub(super) fn is_whole(&self, id: &str) -> bool {
+        let is_kept = |layer: &Layer| layer.kept.is_some();
+        self.method != Method::Overlay || self.layer(id).is_some_and(is_kept)
+    }
+
     fn stands_on_itself(&self, id: &str) -> bool {
         let mut seen = BTreeSet::new();
         let mut next = Some(id);
@@ -75,10 +81,9 @@ impl Inventory {
         let mut next = Some(top);
         let mut steps = 0;
         while let Some(id) = next {
-            let whole = self.method != Method::Overlay;
             match self.layer_fault(id) {
                 None => {}
-                Some(Fault::Parent(_)) if whole => return None,
+                Some(Fault::Parent(_)) if self.is_whole(id) => return None,
                 Some(Fault::Own(message) | Fault::Parent(message)) => {
                     return Some(format!("layer `{}` {message}", short(id)));
                 }

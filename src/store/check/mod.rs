@@ -19,7 +19,6 @@ pub(crate) use repair::{Attempt, repair, repair_format};
 use crate::plan::ids::{EnvName, LayerId, TreeId};
 use crate::plan::record::{Record, Snapshot};
 use crate::sys::shell::quoted_path;
-use crate::tree::Method;
 use crate::ui::size::count;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -180,9 +179,10 @@ impl Examination<'_> {
             match self.store.layer_fault(id) {
                 Some(Fault::Own(message)) => self.problem(object, message, aside),
                 Some(Fault::Parent(message)) => {
-                    // A merged or cloned tree is complete without its parent.
-                    let whole = self.store.method != Method::Overlay;
-                    let fix = if whole { Fix::Cut(id.clone()) } else { aside };
+                    let fix = match self.store.is_whole(id) {
+                        true => Fix::Cut(id.clone()),
+                        false => aside,
+                    };
                     self.problem(object, message, fix);
                 }
                 None => {

@@ -42,6 +42,20 @@ fn a_rollback_to_a_snapshot_without_its_layer_names_the_repair() {
 }
 
 #[test]
+fn a_snapshot_that_a_service_keeps_does_not_need_the_one_below() {
+    let lab = Lab::new();
+    let old = lab.record();
+    let path = lab.layer(1).join("layer.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let mut layer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    layer["kept"] = serde_json::json!({"socket": "/nowhere", "image": "sha256:1"});
+    fs::write(&path, layer.to_string()).unwrap();
+    fs::remove_dir_all(lab.layer(0)).unwrap();
+    lab.finds_and_mends(&["depends on layer", "is missing"]);
+    assert_eq!(lab.record().snapshots, old.snapshots[1..]);
+}
+
+#[test]
 fn changes_on_an_image_that_is_gone_are_kept() {
     let lab = Lab::on(LoopFs::new(Kind::Btrfs));
     let mut env = lab.locked("one");
