@@ -10,6 +10,8 @@ mod support;
 
 #[path = "services/faults.rs"]
 mod faults;
+#[path = "services/repair.rs"]
+mod repair;
 #[path = "services/restart.rs"]
 mod restart;
 #[path = "services/setuid.rs"]

@@ -76,7 +76,7 @@ impl Store {
     }
 
     /// Returns the trees in the lists of objects in a directory of the store.
-    fn listed_trees(&self, directory: &Path) -> impl Iterator<Item = TreeId> {
+    pub(super) fn listed_trees(&self, directory: &Path) -> impl Iterator<Item = TreeId> {
         let objects = self.objects_below(directory).into_iter();
         objects.filter_map(|object| match object.what {
             ObjectFilter::Tree(tree) => Some(tree),

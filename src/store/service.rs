@@ -281,7 +281,7 @@ impl LockedEnv<'_> {
     }
 
     /// Returns the name of the container of a live tree, or for listing a layer.
-    fn container_name(&self, tree: &str) -> String {
+    pub(super) fn container_name(&self, tree: &str) -> String {
         let readable: String = self
             .name()
             .chars()
@@ -310,8 +310,13 @@ impl LockedEnv<'_> {
         let tree = |labels: &HashMap<String, String>| {
             labels.get("rockenv.tree").cloned().unwrap_or_default()
         };
+        let mut known: BTreeSet<TreeId> = record.trees().cloned().collect();
+        // A repair may have set trees aside, with changes that are in no snapshot.
+        for name in names(&self.directory)? {
+            known.extend(self.store.listed_trees(&self.directory.join(name)));
+        }
         for (container, labels) in service.containers("env", &record.id)? {
-            if !record.trees().any(|known| *known == tree(&labels).as_str()) {
+            if !known.contains(tree(&labels).as_str()) {
                 service.remove_container(&container)?;
             }
         }
@@ -320,7 +325,6 @@ impl LockedEnv<'_> {
             return Ok(());
         }
         // A service may finish freezing an image long after the requesting command was killed.
-        let mut known: BTreeSet<TreeId> = record.trees().cloned().collect();
         known.extend(self.store.trees_of_layers()?);
         for (image, labels) in images {
             if !known.contains(tree(&labels).as_str()) {

@@ -232,7 +232,14 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
         let place = store.env_dir(name).join(format!("tree-{tree}"));
         fs::rename(from, &place)?;
         let to = quarantine(&place)?;
-        done = Some(format!("its changes since then are now `{}`", to.display()));
+        let to = to.display();
+        done = Some(match &record.service {
+            None => format!("its changes since then are now `{to}`"),
+            Some(_) => format!(
+                "its changes since then stay in container `{}` until you remove `{to}`",
+                env.container_name(tree)
+            ),
+        });
     }
     env.commit(repaired)?;
     Ok(done)
