@@ -70,8 +70,7 @@ fn quiet(program: &str) -> Command {
     command
 }
 
-/// Makes a machine that uses this storage.
-fn machine(storage: &str) -> TestStore {
+fn machine() -> TestStore {
     let store = TestStore::with_builder();
     fs::write(
         store
@@ -81,7 +80,6 @@ fn machine(storage: &str) -> TestStore {
         format!("schema = 1\nimage = \"builder\"\n{PROFILE}"),
     )
     .unwrap();
-    know(&store, storage);
     store
 }
 
@@ -98,26 +96,25 @@ fn counted(store: &TestStore, what: &str) -> u32 {
         .unwrap_or_else(|| panic!("{what}: {stats}"))
 }
 
-/// Builds on two machines, and expects that the second one compiles nothing.
-fn shared(storage: &str) -> [TestStore; 2] {
-    let first = machine(storage);
-    first.up();
-    assert_eq!(counted(&first, "remote_storage_hit\t"), 0);
-    assert_eq!(counted(&first, "cache_miss\t"), 1);
-    let second = machine(storage);
-    second.up();
-    assert_eq!(counted(&second, "remote_storage_hit\t"), 1);
-    assert_eq!(counted(&second, "cache_miss\t"), 0);
-    [first, second]
+/// Builds on two machines with `up`, and expects that the second one compiles nothing.
+fn shared(machines: &[TestStore; 2], storage: &str, up: &[&str]) {
+    for (machine, [hits, misses]) in machines.iter().zip([[0, 1], [1, 0]]) {
+        know(machine, storage);
+        machine.rockenv(&[&["up", machine.env()], up].concat()).ok();
+        assert_eq!(counted(machine, "remote_storage_hit\t"), hits);
+        assert_eq!(counted(machine, "cache_miss\t"), misses);
+    }
 }
 
 #[test]
-fn redis_is_shared_by_machines_and_its_password_by_nobody() {
+fn redis_and_http_are_shared_by_machines_and_a_password_by_nobody() {
     let place = tempfile::tempdir().unwrap();
     let redis = Server::start(|port| redis(port, place.path()));
     let port = redis.port;
     let storage = format!("redis://{PASSWORD}@127.0.0.1:{port}{PATIENT}");
-    let [first, _second] = shared(&storage);
+    let machines = [machine(), machine()];
+    shared(&machines, &storage, &[]);
+    let first = &machines[0];
     let logged = first.rockenv(&["logs", first.env()]).ok().text();
     let hidden = format!("the storage is redis://***@127.0.0.1:{port}");
     assert!(logged.contains(&hidden), "{logged}");
@@ -131,20 +128,19 @@ fn redis_is_shared_by_machines_and_its_password_by_nobody() {
         assert_eq!(found, "", "the password is in the store");
     }
     // Another storage or password rebuilds nothing.
-    know(&first, "redis://127.0.0.1:1");
+    know(first, "redis://127.0.0.1:1");
     first.up().says(&["nothing to do"]);
     // Without the storage a step still succeeds, because it is only a cache.
+    let rerun = ["--rerun", "compile"];
     first
-        .rockenv(&["up", first.env(), "--rerun", "compile"])
+        .rockenv(&[&["up", first.env()][..], &rerun].concat())
         .ok();
-}
-
-#[test]
-fn http_is_shared_by_machines() {
-    let place = tempfile::tempdir().unwrap();
+    for machine in &machines {
+        machine.rockenv(&["--yes", "cache", "clear", "c"]).ok();
+    }
     let nginx = Server::start(|port| nginx(port, place.path()));
     let storage = format!("http://127.0.0.1:{}/ccache{PATIENT}", nginx.port);
-    let [first, _second] = shared(&storage);
+    shared(&machines, &storage, &rerun);
     // A command by hand uses it too.
     first
         .sh("printf %s \"$CCACHE_REMOTE_STORAGE\"")

@@ -206,7 +206,8 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
 #[test]
 fn nothing_is_taken_from_a_registry_that_lies_and_nobody_waits_for_it() {
     let two = Two::new(TestStore::new(), TestStore::new());
-    let key = key(&two, two.pushed(STEP));
+    let name = two.pushed(STEP);
+    let key = key(&two, name);
     for (judge, code, said) in PULLS {
         let proxy = Proxy::start(&two.registry.host, judge);
         let reference = format!("{}:{key}", proxy.repository());
@@ -216,12 +217,10 @@ fn nothing_is_taken_from_a_registry_that_lies_and_nobody_waits_for_it() {
         assert_nothing(&two.other);
     }
     two.other.rockenv(&["fsck"]).ok();
+    up_builds_where_a_registry_is_slow_and_stops_where_it_lies(&two, name);
 }
 
-#[test]
-fn up_builds_where_a_registry_is_slow_and_stops_where_it_lies() {
-    let two = Two::new(TestStore::new(), TestStore::new());
-    let name = two.pushed(STEP);
+fn up_builds_where_a_registry_is_slow_and_stops_where_it_lies(two: &Two, name: &str) {
     let lies = Proxy::start(&two.registry.host, |head| {
         Fault::Endless.when(is_layer(head))
     });

@@ -163,6 +163,7 @@ fn where_nothing_is_removed_all_tags_stay() {
         case(&pushed);
         assert_eq!(pushed.tags(), tags);
     }
+    what_a_tag_moves_to_meanwhile_stays(&pushed);
 }
 
 fn ctrl_c_ends_the_question(pushed: &Pushed) {
@@ -176,9 +177,7 @@ fn ctrl_c_ends_the_question(pushed: &Pushed) {
 }
 
 /// Between the survey and the removal, another user points a kept tag at an old snapshot.
-#[test]
-fn what_a_tag_moves_to_meanwhile_stays() {
-    let pushed = Pushed::new();
+fn what_a_tag_moves_to_meanwhile_stays(pushed: &Pushed) {
     let two = &pushed.two;
     let repository = two.repository();
     let named = format!("{repository}:nightly");
