@@ -40,6 +40,13 @@ struct Session {
 ///
 /// The stream to the holder is the standard input, or a connection to the socket at `path`.
 pub(crate) fn run(path: Option<&Path>) -> Result<()> {
+    // A service starts it as the first process. In the machine's process namespace, the end below would kill every
+    // process of the machine.
+    if path.is_some() && std::process::id() != 1 {
+        return Err(unexpected!(
+            "the container has no process namespace of its own"
+        ));
+    }
     let mut agent = Agent::start(path)?;
     while agent.serve_once()? {}
     // Kills everything in this pid namespace except its init and the agent. The init exits with the agent.
@@ -480,6 +487,12 @@ mod tests {
     use std::os::unix::process::CommandExt as _;
 
     use super::*;
+
+    #[test]
+    fn an_agent_outside_of_a_container_does_nothing() {
+        let error = run(Some(Path::new("/no/socket"))).unwrap_err();
+        assert_has!(error.message(), "no process namespace of its own");
+    }
 
     #[test]
     fn a_process_ends_with_its_leader_whatever_its_name() {

@@ -313,6 +313,7 @@ fn body(
 
 /// Returns the settings that all containers have.
 pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfig> {
+    let is_podman = flavour == Flavour::Podman;
     let tmpfs = [
         // As under systemd-nspawn, so that no snapshot contains `/run`.
         ("/run", "rw,nosuid,nodev,mode=755"),
@@ -321,9 +322,17 @@ pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfi
         ("/dev/shm", "rw,nosuid,nodev,exec,mode=1777,size=10%"),
     ];
     let tmpfs = tmpfs.map(|(path, options)| (path.to_owned(), options.to_owned()));
+    let of_podman = |mode: &str| is_podman.then(|| mode.to_owned());
     Ok(HostConfig {
         mounts: Some(mounts),
         tmpfs: Some(tmpfs.into()),
+        // Podman's configuration may name other namespaces. The agent kills all processes of its own, and volumes need
+        // the owners that the user namespace of the service gives them.
+        pid_mode: of_podman("private"),
+        userns_mode: of_podman("host"),
+        uts_mode: of_podman("private"),
+        // Docker's configuration may add a first process, which leaves a file in the tree.
+        init: Some(false),
         ulimits: Some(ulimits(flavour)?),
         // Output goes through rockenv's own descriptors; a log at the service would only grow.
         log_config: Some(HostConfigLogConfig {
@@ -424,4 +433,21 @@ fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
         hash.update(device.mode.to_le_bytes());
     }
     Ok(hex::encode(&hash.finalize()[..16]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_s_configuration_changes_no_container() {
+        for flavour in [Flavour::Docker, Flavour::Podman] {
+            let is_podman = flavour == Flavour::Podman;
+            let host = settings(Vec::new(), flavour).unwrap();
+            let modes = [host.pid_mode, host.userns_mode, host.uts_mode];
+            let wanted = ["private", "host", "private"].map(|mode| is_podman.then_some(mode));
+            assert_eq!(modes.each_ref().map(Option::as_deref), wanted);
+            assert_eq!(host.init, Some(false));
+        }
+    }
 }
