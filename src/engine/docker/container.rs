@@ -314,14 +314,17 @@ fn body(
 /// Returns the settings that all containers have.
 pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfig> {
     let is_podman = flavour == Flavour::Podman;
+    // As under systemd-nspawn, they are empty at each start, and can hold programs. Podman would copy the image's files
+    // there, and Docker refuses the option against that.
+    let more = if is_podman { ",notmpcopyup" } else { "" };
     let tmpfs = [
-        // As under systemd-nspawn, so that no snapshot contains `/run`.
-        ("/run", "rw,nosuid,nodev,mode=755"),
+        // In memory, so that no snapshot contains `/run`.
+        ("/run", "rw,nosuid,nodev,exec,mode=755"),
         // Podman's own keeps its files if the container starts again before Podman has cleaned up after it. The size is
         // systemd-nspawn's: an upper limit, not a reservation.
         ("/dev/shm", "rw,nosuid,nodev,exec,mode=1777,size=10%"),
     ];
-    let tmpfs = tmpfs.map(|(path, options)| (path.to_owned(), options.to_owned()));
+    let tmpfs = tmpfs.map(|(path, options)| (path.to_owned(), format!("{options}{more}")));
     let of_podman = |mode: &str| is_podman.then(|| mode.to_owned());
     Ok(HostConfig {
         mounts: Some(mounts),
@@ -440,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_s_configuration_changes_no_container() {
+    fn neither_configuration_nor_image_changes_a_container() {
         for flavour in [Flavour::Docker, Flavour::Podman] {
             let is_podman = flavour == Flavour::Podman;
             let host = settings(Vec::new(), flavour).unwrap();
@@ -448,6 +451,13 @@ mod tests {
             let wanted = ["private", "host", "private"].map(|mode| is_podman.then_some(mode));
             assert_eq!(modes.each_ref().map(Option::as_deref), wanted);
             assert_eq!(host.init, Some(false));
+            for (path, options) in host.tmpfs.unwrap() {
+                let has = |name: &str| options.split(',').any(|option| option == name);
+                assert!(
+                    has("exec") && has("notmpcopyup") == is_podman,
+                    "{path}: {options}"
+                );
+            }
         }
     }
 }

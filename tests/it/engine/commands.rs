@@ -321,6 +321,11 @@ fn temporary_directories_are_on_disk_and_empty_each_time() {
     let tenths = "all=$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo); \
          echo $(( ($(stat -f -c '%b * %S' /dev/shm) * 10 / 1024 + all / 2) / all ))";
     store.sh(tenths).ok().prints("1");
+    // The image has a directory `/run/lock`.
+    store
+        .root_sh("ls -d /run/lock 2>/dev/null; cp /bin/true /run/program && /run/program")
+        .ok()
+        .prints("");
 }
 
 #[test]
