@@ -22,6 +22,7 @@ use crate::engine::{Bind, Container, nspawn, open_files};
 use crate::plan::ids::{self, EnvId, StepKey, TreeId};
 use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
+use crate::sys::userns;
 
 /// Polling interval for an exiting container, at first and at most.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -336,6 +337,8 @@ pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfi
         uts_mode: of_podman("private"),
         // Docker's configuration may add a first process, which leaves a file in the tree.
         init: Some(false),
+        // systemd gives it to an ordinary user's services. Podman before 4.7 fails to lower it to its default, 0.
+        oom_score_adj: (!userns::is_root()).then_some(200),
         ulimits: Some(ulimits(flavour)?),
         // Output goes through rockenv's own descriptors; a log at the service would only grow.
         log_config: Some(HostConfigLogConfig {
