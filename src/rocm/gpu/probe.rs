@@ -323,7 +323,7 @@ impl AccessLayer {
             // The group's name is unknown in the container. By udev's rules it is `render`, which users may join.
             Self::UserNamespace => format!(
                 "sudo udevadm trigger --settle --action=add --name-match={path} && \
-                 sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; crun is needed, not runc"
+                 sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; this needs crun and Podman 5.1"
             ),
             Self::Selinux => "sudo setsebool -P container_use_devices 1".to_owned(),
             Self::Other => "rockenv doctor".to_owned(),
