@@ -83,7 +83,7 @@ pub(super) struct Connections<'a> {
 /// Messages from the holder to its starter.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FromHolder {
-    /// The container runs; sentences about limits that could not be set.
+    /// The container runs; sentences about limits, such as `ro`, that could not be set.
     Ready(Vec<String>),
     /// Creating the container takes long; describes the slow request.
     Waits(String),

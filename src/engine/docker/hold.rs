@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
-use super::container::AGENT_SOCKET;
-use super::{ContainerTree, Service};
+use super::container::{AGENT_SOCKET, mount};
+use super::{ContainerTree, Flavour, Service};
 use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{
     Connections, ContainerRecord, FromHolder, Hold, Watch, check_binds, supervise,
@@ -48,7 +48,7 @@ pub(in crate::engine) fn hold(
     let mut hold = hold.clone();
     hold.container.show_certificates(None, &hold.run)?;
     let mounted = mounts::at_or_below(Path::new("/"))?;
-    let (inside, writable) = read_only_inside(&hold.container.binds, &mounted);
+    let (inside, writable) = read_only_inside(&hold.container.binds, &mounted, service.flavour);
     hold.container.binds.extend(inside);
     let hold = &hold;
     check_binds(&hold.container)?;
@@ -139,7 +139,11 @@ pub(in crate::engine) fn hold(
 
 /// Returns read-only binds of the file systems at the points `mounted` that are inside read-only binds, and a sentence
 /// for each that stays writable. Docker before 25 and Podman leave these writable; systemd-nspawn does not.
-fn read_only_inside(binds: &[Bind], mounted: &[PathBuf]) -> (Vec<Bind>, Vec<String>) {
+fn read_only_inside(
+    binds: &[Bind],
+    mounted: &[PathBuf],
+    flavour: Flavour,
+) -> (Vec<Bind>, Vec<String>) {
     let (mut found, mut writable) = (BTreeMap::new(), Vec::new());
     for bind in binds.iter().filter(|bind| bind.read_only) {
         for point in mounted.iter().filter(|point| **point != bind.source) {
@@ -155,21 +159,22 @@ fn read_only_inside(binds: &[Bind], mounted: &[PathBuf]) -> (Vec<Bind>, Vec<Stri
             if is_hidden {
                 continue;
             }
-            match point.try_exists() {
-                Ok(true) => {
-                    let target = target.to_string_lossy().into_owned();
-                    found.insert(target.clone(), Bind::read_only(point, target));
-                }
+            let inner = Bind::read_only(point, target.to_string_lossy());
+            let possible = match point.try_exists() {
+                Ok(true) => mount(&inner, flavour).map(drop),
                 // A later mount hides it.
-                Ok(false) => {}
-                // A FUSE file system whose server is gone, or which only its user may enter. A service, which cannot
-                // mount it either, would refuse the container.
-                Err(error) => {
-                    writable.push(format!(
-                        "`{}` is not read-only: {error}",
-                        text::path(&target)
-                    ));
-                }
+                Ok(false) => continue,
+                // A FUSE file system whose server is gone, or which only its user may enter.
+                Err(error) => Err(error.into()),
+            };
+            match possible {
+                Ok(()) => drop(found.insert(inner.target.clone(), inner)),
+                // The service would refuse the whole container.
+                Err(error) => writable.push(format!(
+                    "`{}` is not read-only: {}",
+                    text::path(&target),
+                    error.message()
+                )),
             }
         }
     }
@@ -235,7 +240,7 @@ mod tests {
     fn a_mount_inside_a_read_only_volume_is_read_only_too() {
         let directory = tempfile::tempdir().unwrap();
         let top = directory.path();
-        for name in ["ro/a/b", "ro/other/c", "rw/d"] {
+        for name in ["ro/a/b", "ro/other/c", "ro/x,y", "rw/d"] {
             fs::create_dir_all(top.join(name)).unwrap();
         }
         let binds = [
@@ -253,13 +258,19 @@ mod tests {
             "ro/a",
             "ro/hidden",
             closed.as_str(),
+            "ro/x,y",
             "ro/other/c",
             "roll",
             "rw/d",
         ];
-        let (found, writable) = read_only_inside(&binds, &mounted.map(|name| top.join(name)));
-        assert_eq!(writable.len(), 1, "{writable:?}");
+        let mounted = mounted.map(|name| top.join(name));
+        let (found, writable) = read_only_inside(&binds, &mounted, Flavour::Podman);
+        assert_eq!(writable.len(), 2, "{writable:?}");
         assert_has!(writable[0], "xxx` is not read-only: ");
+        assert_has!(
+            writable[1],
+            "`/v/x,y` is not read-only: Podman cannot mount"
+        );
         let found = found.iter().map(|bind| {
             assert!(bind.read_only);
             (bind.source.as_path(), bind.target.as_str())
