@@ -487,7 +487,11 @@ impl<'a> Resolver<'a> {
             profile::Action::Export(items) => {
                 let mut exports = Vec::new();
                 for item in items {
-                    if let Some(from) = self.text(&item.from, value::exported) {
+                    let exported = |from: &str| {
+                        value::exported(from)?;
+                        lasting(from, volumes)
+                    };
+                    if let Some(from) = self.text(&item.from, exported) {
                         let to = item.to.value.clone();
                         exports.push(ExportItem { from, to });
                     }
@@ -512,19 +516,28 @@ fn list(names: &[At<String>]) -> String {
     names.join(", ")
 }
 
-/// Refuses to copy over a user's files, because `copy` replaces existing ones, and to where files end with the step.
+/// Refuses a path whose files end with their step: each container gets some directories empty.
+fn lasting(path: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
+    let is_in = |directory: &&str| Path::new(path).starts_with(directory);
+    let empty = ["/run", "/tmp", "/var/tmp"].into_iter().find(is_in);
+    let mut volumes = volumes.iter().map(|volume| volume.target.as_str());
+    match empty {
+        Some(empty) if !volumes.any(|target| is_in(&target)) => Err(Refused::new(format!(
+            "`{path}` is in no snapshot: every step gets an empty `{empty}`"
+        ))
+        .help("use a path outside `/run`, `/tmp` and `/var/tmp`")),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Refuses to copy over a user's files, because `copy` replaces existing ones.
 fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
     value::destination(to)?;
-    let is_in = |directory: &str| Path::new(to).starts_with(directory);
-    let mut around = volumes.iter().filter(|volume| is_in(&volume.target));
-    let is_temporary = ["/run", "/tmp", "/var/tmp"].into_iter().any(is_in);
-    if is_temporary && around.clone().next().is_none() {
-        let message = format!("`{to}` is in no snapshot: no later step sees it");
-        return Err(
-            Refused::new(message).help("copy to a path outside `/run`, `/tmp` and `/var/tmp`")
-        );
-    }
-    match around.find(|volume| volume.kind.is_users_own()) {
+    lasting(to, volumes)?;
+    let theirs = volumes
+        .iter()
+        .find(|volume| volume.kind.is_users_own() && Path::new(to).starts_with(&volume.target));
+    match theirs {
         None => Ok(()),
         Some(volume) => Err(Refused::new(format!(
             "`copy` cannot write into volume `{}`: its files do not belong to rockenv",

@@ -165,18 +165,27 @@ fn a_copy_does_not_write_over_the_users_files() {
 }
 
 #[test]
-fn a_copy_is_not_lost_with_its_container() {
-    let at = |to: &str, build: &str| {
-        let text = TEXT.replace("to = \"/opt/run.sh\"", &format!("to = \"{to}\""));
-        let text = text.replace("target = \"/work\"", &format!("target = \"{build}\""));
-        resolve(&profile(&text), &inputs())
+fn files_that_end_with_their_step_are_neither_copied_nor_exported() {
+    let at = |path: &str, build: &str| {
+        let text = TEXT.replace("target = \"/work\"", &format!("target = \"{build}\""));
+        let copied = text.replace("to = \"/opt/run.sh\"", &format!("to = \"{path}\""));
+        let exported = text.replace("from = \"${prefix}\"", &format!("from = \"{path}\""));
+        [copied, exported].map(|text| resolve(&profile(&text), &inputs()))
     };
-    for to in ["/tmp/run.sh", "/var/tmp/x/run.sh", "/run/x"] {
-        let error = at(to, "/work").unwrap_err();
-        assert_has!(error.message(), "is in no snapshot");
+    for path in ["/tmp/run.sh", "/var/tmp/x/run.sh", "/run/x"] {
+        for result in at(path, "/work") {
+            let error = result.unwrap_err();
+            assert_has!(error.message(), "is in no snapshot");
+        }
     }
-    at("/tmp/build/run.sh", "/tmp/build").unwrap();
-    at("/tmpx/run.sh", "/work").unwrap();
+    for (path, build) in [
+        ("/tmp/build/run.sh", "/tmp/build"),
+        ("/tmpx/run.sh", "/work"),
+    ] {
+        for result in at(path, build) {
+            result.unwrap();
+        }
+    }
 }
 
 #[test]
