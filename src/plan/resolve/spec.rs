@@ -487,11 +487,8 @@ impl<'a> Resolver<'a> {
             profile::Action::Export(items) => {
                 let mut exports = Vec::new();
                 for item in items {
-                    let exported = |from: &str| {
-                        value::exported(from)?;
-                        lasting(from, volumes)
-                    };
-                    if let Some(from) = self.text(&item.from, exported) {
+                    let checked = |from: &str| export_source(from, &item.to, volumes);
+                    if let Some(from) = self.text(&item.from, checked) {
                         let to = item.to.value.clone();
                         exports.push(ExportItem { from, to });
                     }
@@ -527,6 +524,26 @@ fn lasting(path: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
         ))
         .help("use a path outside `/run`, `/tmp` and `/var/tmp`")),
         Some(_) | None => Ok(()),
+    }
+}
+
+/// Refuses an export of files that are gone by then, and of a volume into itself.
+fn export_source(from: &str, to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
+    value::exported(from)?;
+    lasting(from, volumes)?;
+    let into = volumes.iter().find(|volume| volume.name == to);
+    let Some(target) = into.map(|volume| Path::new(&volume.target)) else {
+        return Ok(());
+    };
+    let from = Path::new(from);
+    match target.starts_with(from) || from.parent() == Some(target) {
+        false => Ok(()),
+        true => Err(Refused::new(format!(
+            "`{}` cannot be exported to volume `{to}` at `{}`",
+            from.display(),
+            target.display()
+        ))
+        .help("export files from outside the volume; those in it are results without an export")),
     }
 }
 

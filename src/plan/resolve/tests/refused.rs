@@ -189,6 +189,20 @@ fn files_that_end_with_their_step_are_neither_copied_nor_exported() {
 }
 
 #[test]
+fn a_volume_is_not_exported_into_itself() {
+    for (from, fine) in [
+        ("/out", false),
+        ("/out/x", false),
+        ("/out/x/y", true),
+        ("/outside", true),
+    ] {
+        let text = TEXT.replace("from = \"${prefix}\"", &format!("from = \"{from}\""));
+        let result = resolve(&profile(&text), &inputs());
+        assert_eq!(result.is_ok(), fine, "{from}: {result:?}");
+    }
+}
+
+#[test]
 fn expansion_ends_at_the_length_of_an_argument() {
     let says = |text: &str, words: &[&str]| {
         let error = resolve(&profile(text), &inputs()).unwrap_err();
