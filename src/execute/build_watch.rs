@@ -16,7 +16,7 @@ use crate::plan::time_left::BuildForecast;
 use crate::store::Store;
 use crate::store::build_logs::{self, BuildLog};
 use crate::sys::signals;
-use crate::ui::ninja::{NinjaProgress, TimeLeft};
+use crate::ui::ninja::{TimeLeft, Tracker};
 
 /// Minimum interval between looks at the builds.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ struct Build {
     too_large: bool,
     /// The commands in its log when the step began.
     before: Vec<Command>,
-    /// The number of commands, if this is the only build, and the forecast for them.
+    /// The number of commands, if known, and the forecast for them.
     forecast: Option<(Option<usize>, BuildForecast)>,
     /// When its log was last read.
     modified: Option<SystemTime>,
@@ -90,14 +90,14 @@ impl<'a> BuildWatch<'a> {
     }
 
     /// Returns how long the step's builds still take, if a look is due and an estimate is possible.
-    pub(crate) fn time_left(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
+    pub(crate) fn time_left(&mut self, counts: &Tracker) -> Option<TimeLeft> {
         let began = Instant::now();
-        if progress.total == 0 || began < self.due {
+        if counts.progress().total == 0 || began < self.due {
             return None;
         }
         let worked = processor_time();
         self.read();
-        let left = self.estimate(progress);
+        let left = self.estimate(counts);
         let worked = processor_time().saturating_sub(worked);
         self.due = Instant::now() + pause(worked, began.elapsed());
         left
@@ -121,9 +121,9 @@ impl<'a> BuildWatch<'a> {
         }
     }
 
-    fn estimate(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
+    fn estimate(&mut self, counts: &Tracker) -> Option<TimeLeft> {
         let until = Instant::now() + LONGEST;
-        let active = self.builds.values().filter(|build| build.ended > 0).count();
+        let known: Vec<(usize, PathBuf)> = self.builds.keys().cloned().collect();
         let mut all: Option<TimeLeft> = None;
         for ((at, below), build) in &mut self.builds {
             if build.ran.is_none() {
@@ -132,8 +132,11 @@ impl<'a> BuildWatch<'a> {
             if build.too_large || Instant::now() > until {
                 return None;
             }
-            // `progress` counts the commands of all builds together.
-            let total = (active == 1).then_some(progress.total as usize);
+            let is_above = |(volume, other): &(usize, PathBuf)| {
+                volume == at && other != below && below.starts_with(other)
+            };
+            let total = counts.total(below, !known.iter().any(is_above));
+            let total = total.map(|total| total as usize);
             if build
                 .forecast
                 .as_ref()

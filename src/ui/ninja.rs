@@ -6,6 +6,8 @@
 //! no clock and no output.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::path::Path;
 use std::time::Duration;
 
 /// Edges over all builds seen so far.
@@ -153,6 +155,18 @@ impl Tracker {
     /// Returns the sum. A total of zero means that the output contained no build.
     pub(crate) fn progress(&self) -> NinjaProgress {
         self.sum
+    }
+
+    /// Returns the number of commands of the build in `directory`: of the prefix that names a part of its path, or else,
+    /// if it `is_outer`, of the lines without prefix. `None` if several builds ran under that prefix.
+    pub(crate) fn total(&self, directory: &Path, is_outer: bool) -> Option<u64> {
+        let labelled = |name: &OsStr| self.builds.get(&format!("[{}]", name.display()));
+        let named = directory.iter().rev().find_map(labelled);
+        let outer = || self.builds.get("").filter(|_| is_outer);
+        match named.or_else(outer)?.as_slice() {
+            [run] => Some(run.printed),
+            _ => None,
+        }
     }
 
     fn count(&mut self, count: Count<'_>) {
@@ -332,6 +346,24 @@ mod tests {
             (44, 52),
         ];
         assert_eq!(sums(&lines), expected);
+    }
+
+    #[test]
+    fn each_build_has_its_own_number_of_commands() {
+        let mut tracker = Tracker::default();
+        let total = |tracker: &Tracker, directory: &str, is_outer| {
+            tracker.total(Path::new(directory), is_outer)
+        };
+        for line in ["[1/10] a", "[amd-llvm] [20/40] b"] {
+            tracker.line(line);
+        }
+        assert_eq!(total(&tracker, "", true), Some(10));
+        assert_eq!(total(&tracker, "compiler/amd-llvm/build", false), Some(40));
+        // It has printed nothing yet.
+        assert_eq!(total(&tracker, "math-libs/rocBLAS/build", false), None);
+        // LLVM's runtimes have the same prefix.
+        tracker.line("[amd-llvm] [1/7] c");
+        assert_eq!(total(&tracker, "compiler/amd-llvm/build", false), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::event::{Event, Outcome, Stream};
 use super::lines::{Line, Lines};
-use super::ninja::{Estimate, NinjaProgress, TimeLeft, Tracker};
+use super::ninja::{Estimate, TimeLeft, Tracker};
 use super::plain::{Plain, title};
 use super::tail::Tail;
 use super::term::Bars;
@@ -252,9 +252,9 @@ impl StepOutput {
         &self.tail
     }
 
-    /// Returns ninja's progress so far.
-    pub(crate) fn ninja(&self) -> NinjaProgress {
-        self.ninja.progress()
+    /// Returns the counts of the step's builds so far.
+    pub(crate) fn ninja(&self) -> &Tracker {
+        &self.ninja
     }
 
     /// Reports the remaining time of the step's build.
