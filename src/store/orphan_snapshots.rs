@@ -54,8 +54,7 @@ impl Store {
             known.extend(self.listed_trees(&images.join(arriving)));
         }
         for env in self.env_names()? {
-            let trees = names(&self.env_dir(&env).join("trees"))?.into_iter();
-            known.extend(trees.filter_map(|tree| TreeId::try_from(tree).ok()));
+            known.extend(self.trees_in(&self.env_dir(&env))?);
         }
         known.extend(self.trees_of_layers()?);
         let trash = self.root().join("trash");
@@ -63,6 +62,16 @@ impl Store {
             known.extend(self.listed_trees(&trash.join(entry)));
         }
         Ok(known)
+    }
+
+    /// Returns the trees in an env's directory. A repair may have set some aside, with changes that are in no snapshot.
+    pub(super) fn trees_in(&self, env: &Path) -> Result<BTreeSet<TreeId>> {
+        let trees = names(&env.join("trees"))?.into_iter();
+        let mut found: BTreeSet<TreeId> = trees.filter_map(|tree| tree.try_into().ok()).collect();
+        for name in names(env)? {
+            found.extend(self.listed_trees(&env.join(name)));
+        }
+        Ok(found)
     }
 
     /// Returns the trees of all layers. The list of objects names the tree of a layer whose description is damaged.
@@ -76,7 +85,7 @@ impl Store {
     }
 
     /// Returns the trees in the lists of objects in a directory of the store.
-    pub(super) fn listed_trees(&self, directory: &Path) -> impl Iterator<Item = TreeId> {
+    fn listed_trees(&self, directory: &Path) -> impl Iterator<Item = TreeId> {
         let objects = self.objects_below(directory).into_iter();
         objects.filter_map(|object| match object.what {
             ObjectFilter::Tree(tree) => Some(tree),
@@ -181,5 +190,16 @@ mod tests {
         let both: BTreeSet<TreeId> = BTreeSet::from(["1111".into(), "2222".into()]);
         assert_eq!(store.trees_of_layers().unwrap(), both);
         assert!(both.is_subset(&store.known_trees().unwrap()));
+        // It renames an env's trees too.
+        let env = store.env_dir(&"a".into());
+        for (below, tree) in [("tree-a.damaged-1", "3333"), ("trees.damaged-1/b", "4444")] {
+            fs::create_dir_all(env.join(below)).unwrap();
+            let socket = Path::new("/nobody-answers");
+            store
+                .note_tree(&env.join(below), socket, &tree.into())
+                .unwrap();
+        }
+        let aside: BTreeSet<TreeId> = BTreeSet::from(["3333".into(), "4444".into()]);
+        assert!(aside.is_subset(&store.known_trees().unwrap()));
     }
 }

@@ -311,10 +311,7 @@ impl LockedEnv<'_> {
             labels.get("rockenv.tree").cloned().unwrap_or_default()
         };
         let mut known: BTreeSet<TreeId> = record.trees().cloned().collect();
-        // A repair may have set trees aside, with changes that are in no snapshot.
-        for name in names(&self.directory)? {
-            known.extend(self.store.listed_trees(&self.directory.join(name)));
-        }
+        known.extend(self.store.trees_in(&self.directory)?);
         for (container, labels) in service.containers("env", &record.id)? {
             if !known.contains(tree(&labels).as_str()) {
                 service.remove_container(&container)?;
