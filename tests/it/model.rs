@@ -14,7 +14,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::random::{self, Random};
-use crate::support::run::Ran;
+use crate::support::run::{Ran, wait_until};
 use fs_err as fs;
 
 const STEPS: [&str; 3] = ["s1", "s2", "s3"];
@@ -108,6 +108,19 @@ impl World {
         format!("{}-{letter}", self.store.env())
     }
 
+    /// Runs a command to its end. On a busy machine, the holder of a killed command may have the env for longer than the
+    /// command waits.
+    fn finish(&self, arguments: &[&str]) -> Ran {
+        let mut ran = self.store.rockenv(arguments);
+        wait_until("the env is free", || {
+            if ran.code == 6 {
+                ran = self.store.rockenv(arguments);
+            }
+            ran.code != 6
+        });
+        ran
+    }
+
     /// Runs a command to its end, or kills it and returns `None`.
     fn run(&mut self, arguments: &[&str], killed: bool) -> Option<Ran> {
         eprintln!(
@@ -116,7 +129,7 @@ impl World {
             if killed { " # killed" } else { "" }
         );
         if !killed {
-            return Some(self.store.rockenv(arguments));
+            return Some(self.finish(arguments));
         }
         let mut command = self.store.command(arguments);
         let mut child = command
@@ -134,7 +147,7 @@ impl World {
     fn read(&self, env: &str) -> (Files, Files) {
         let script = "for d in $HOME /b; do cd $d; for f in s1 s2 s3 hand; do [ ! -e $f ] || \
             { echo \"== $d $f\"; cat $f; }; done; done";
-        let ran = self.store.rockenv(&["exec", env, "--", "sh", "-c", script]);
+        let ran = self.finish(&["exec", env, "--", "sh", "-c", script]);
         // `up` was killed before it resolved the profile, so there is nothing to read yet.
         if ran.code == 7 {
             drop(ran.says(&["has no spec yet"]));
