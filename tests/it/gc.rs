@@ -386,7 +386,7 @@ fn a_damaged_store_is_left_alone() {
         store
             .rockenv(words)
             .exits(code)
-            .says(&["rockenv fsck --repair"]);
+            .says(&["details: rockenv fsck"]);
     }
     assert_eq!(snapshots(&store).len(), 4);
     fs::write(&layer, text).unwrap();

@@ -152,13 +152,13 @@ fn one_damaged_file_hides_one_thing_and_stops_no_command() {
             assert!(out.contains("two"), "{out}");
             let of_env = what.starts_with("env");
             assert_eq!(out.contains("one"), !of_env, "{file} {text}\n{out}");
-            assert_eq!(err.contains("fsck --repair"), of_env, "{err}");
+            assert_eq!(err.contains("details: rockenv fsck"), of_env, "{err}");
             let (_, err) = run(&["du"]);
             let is_named = of_env || what.starts_with("layer");
             assert_eq!(err.contains(what), is_named, "{file} {text}\n{err}");
             let (_, err) = run(&["--yes", "gc", "--preset", "ci"]);
             assert_eq!(
-                err.contains("fsck --repair"),
+                err.contains("details: rockenv fsck"),
                 is_named,
                 "{file} {text}\n{err}"
             );
