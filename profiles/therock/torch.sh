@@ -3,7 +3,7 @@
 set -eu
 jobs=$1 targets=$2
 shift 2
-rm -rf /therock/out/torch
+sh /opt/rockenv/empty.sh /therock/out/torch
 export ROCM_SDK_TARGET_FAMILY="${targets%%;*}"
 # Where the sources are, in the words of this release.
 python=/home/builder/venv/bin/python
