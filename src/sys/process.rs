@@ -22,6 +22,7 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
+use crate::sys::account::rights::caller_umask;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 pub(crate) use output::Output;
@@ -59,7 +60,7 @@ pub(crate) struct Program {
     inherit_env: bool,
     without: &'static [&'static str],
     tolerated: Option<i32>,
-    own_codes: bool,
+    is_rockenv: bool,
     grace: Duration,
     input: Vec<u8>,
 }
@@ -124,7 +125,7 @@ impl Program {
             inherit_env: false,
             without: &[],
             tolerated: None,
-            own_codes: false,
+            is_rockenv: false,
             grace: GRACE,
             input: Vec::new(),
         }
@@ -217,9 +218,9 @@ impl Program {
         self
     }
 
-    /// Interprets its exit status as rockenv's, which determines the kind of the error.
-    pub(crate) fn own_codes(mut self) -> Self {
-        self.own_codes = true;
+    /// States that it is rockenv: it writes files for the caller, and its exit status determines the kind of the error.
+    pub(crate) fn rockenv(mut self) -> Self {
+        self.is_rockenv = true;
         self
     }
 
@@ -285,7 +286,7 @@ impl Program {
             (None, Some(signal)) => format!("by signal {signal}"),
             (None, None) => "in an unknown way".into(),
         };
-        let code = status.code().filter(|_| self.own_codes);
+        let code = status.code().filter(|_| self.is_rockenv);
         let kind = code
             .and_then(|code| u8::try_from(code).ok())
             .map_or(Kind::Unexpected, Kind::of_exit_code);
@@ -335,12 +336,12 @@ impl Program {
         if let Some((uid, gid)) = self.user {
             command.uid(uid).gid(gid);
         }
-        // The program's output must not depend on the caller's umask.
-        end_with_parent(
-            &mut command,
-            Signal::SIGKILL,
-            Some(Mode::from_bits_truncate(0o022)),
-        );
+        // Another program's output must not depend on the caller's umask.
+        let mask = match self.is_rockenv {
+            true => caller_umask(),
+            false => Some(Mode::from_bits_truncate(0o022)),
+        };
+        end_with_parent(&mut command, Signal::SIGKILL, mask);
         command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 unavailable!("`{}` is not installed", self.name).help("rockenv setup")

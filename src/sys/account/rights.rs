@@ -98,16 +98,21 @@ pub(super) fn set_umask() {
     UMASK.get_or_init(|| umask(Mode::S_IWGRP | Mode::S_IWOTH));
 }
 
+/// Returns the caller's umask, if root's own has replaced it.
+pub(crate) fn caller_umask() -> Option<Mode> {
+    UMASK.get().copied()
+}
+
 /// Sets the caller's umask again, for a command that only writes the caller's files.
 pub(super) fn restore_umask() {
-    if let Some(own) = UMASK.get() {
-        umask(*own);
+    if let Some(own) = caller_umask() {
+        umask(own);
     }
 }
 
 /// Returns the mode of a new file of the caller.
 fn masked(mode: Mode) -> u32 {
-    let own = UMASK.get().copied().unwrap_or(Mode::empty());
+    let own = caller_umask().unwrap_or(Mode::empty());
     mode.difference(own).bits()
 }
 

@@ -79,7 +79,7 @@ impl RockenvCommand<'_> {
             .env("CLICOLOR_FORCE", "")
             .directory(directory)
             .grace(GRACE)
-            .own_codes()
+            .rockenv()
             .args(self.cx.ui.settings().yes.then_some("--yes"));
         // The hints of `up` contain the option only if the user gave it.
         let program = match self.cx.names_home {
