@@ -25,7 +25,7 @@ use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource}
 use crate::rocm::gpu::Device;
 use crate::store::path_volumes::real_path;
 use crate::store::{LockedEnv, Store, source};
-use crate::sys::account::{self, Rights};
+use crate::sys::account::{self, FilePlace, Rights};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
@@ -197,25 +197,40 @@ fn make_mount_points(volumes: &[&Volume], binds: &[Bind], views: &Views) -> Resu
         let Some((outer, around, below)) = around else {
             continue;
         };
-        let is_seen_as_it_is = !views.contains_key(&outer.name) && bind.source.is_dir();
-        if !is_seen_as_it_is || !is_missing(&around.source, below) {
+        if views.contains_key(&outer.name) || !is_missing(&around.source, below) {
             continue;
         }
         let place = around.source.join(below);
+        let is_directory = bind.source.is_dir();
         if around.read_only {
             let (inner, outer, below) = (&inner.name, &outer.name, below.display());
+            let (kind, make) = match is_directory {
+                true => ("directory", "mkdir -p"),
+                false => ("file", "touch"),
+            };
             return Err(invalid!(
-                "volume `{inner}` is in `{below}` of volume `{outer}`, which is read-only and has no such directory"
+                "volume `{inner}` is in `{below}` of volume `{outer}`, which is read-only and has no such {kind}"
             )
-            .help(format!("mkdir -p {}", quoted_path(&place))));
+            .help(format!("{make} {}", quoted_path(&place))));
         }
         let rights = account::caller();
         if matches!(outer.source, VolumeSource::Path(_)) && !matches!(rights, Rights::Own) {
             // The engine makes it where the caller may not write.
-            drop(account::make_directories(rights, &place));
+            drop(make_mount_point(rights, &place, is_directory));
         }
     }
     Ok(())
+}
+
+/// Makes a directory, or an empty file, and the directories on the way.
+fn make_mount_point(rights: &Rights, place: &Path, is_directory: bool) -> Result<()> {
+    if is_directory {
+        return account::make_directories(rights, place);
+    }
+    if let Some(parent) = place.parent() {
+        account::make_directories(rights, parent)?;
+    }
+    FilePlace::new(rights, place)?.append().map(drop)
 }
 
 /// Returns whether an entry below a directory is missing, and no link is on the way.
@@ -438,6 +453,11 @@ mod tests {
             "volume `vab` is in `a/b` of volume `v`, which is read-only"
         );
         check(Bind::writable).unwrap();
+        let file = top.join("file");
+        fs::write(&file, "").unwrap();
+        let binds = [Bind::read_only(top, "/v"), Bind::read_only(file, "/v/a/b")];
+        let error = make_mount_points(&volumes, &binds, &Views::new()).unwrap_err();
+        assert_has!(error.message(), "has no such file");
         fs::create_dir_all(top.join("a/b")).unwrap();
         check(Bind::read_only).unwrap();
     }

@@ -411,13 +411,14 @@ fn results_are_the_callers_however_their_path_is_written() {
     assert!(output.status.success(), "{}", said(&output));
     let result = fs::metadata(out.join("result")).expect("a result");
     assert_eq!(result.uid(), MadeUp::UID);
-    // The mount point of a volume in the user's source, which an `up` of a matrix makes.
+    // The mount points of volumes in the user's source, which an `up` of a matrix makes.
     let source = stage.here.join("source");
     stage.make_own(&source);
     let nested = format!(
         "schema = 1\nimage = \"base\"\ntargets = [\"gfx1103\"]\n\
          [[volume]]\nname = \"src\"\nkind = \"source\"\npath = {source:?}\ntarget = \"/v/src\"\n\
          [[volume]]\nname = \"build\"\nkind = \"build\"\ntarget = \"/v/src/a/build\"\n\
+         [[volume]]\nname = \"file\"\nkind = \"host\"\npath = \"./nested.toml\"\ntarget = \"/v/src/a/b/c\"\n\
          [[step]]\nname = \"one\"\nrun = \"touch /v/src/a/build/${{target}}\"\n"
     );
     fs::write(stage.here.join("nested.toml"), nested).expect("a profile");
@@ -428,9 +429,9 @@ fn results_are_the_callers_however_their_path_is_written() {
     let output = stage.user.sudo("sh", &["-c", up, program]).output();
     let output = output.expect("a command");
     assert!(output.status.success(), "{}", said(&output));
-    for made in ["a", "a/build"] {
+    for (made, mode) in [("a", 0o700), ("a/build", 0o700), ("a/b/c", 0o600)] {
         let made = fs::metadata(source.join(made)).expect("a mount point");
-        assert_eq!((made.uid(), made.mode() & 0o777), (MadeUp::UID, 0o700));
+        assert_eq!((made.uid(), made.mode() & 0o777), (MadeUp::UID, mode));
     }
     fs::remove_dir_all(&out).expect("the results");
     symlink(&stage.secret, &out).expect("a link");
