@@ -330,8 +330,10 @@ pub(super) fn settings(mounts: Vec<Mount>, flavour: Flavour) -> Result<HostConfi
     Ok(HostConfig {
         mounts: Some(mounts),
         tmpfs: Some(tmpfs.into()),
-        // Podman's configuration may name other namespaces. The agent kills all processes of its own, and volumes need
-        // the owners that the user namespace of the service gives them.
+        // The configuration may name other namespaces. The agent kills all processes of its own, and volumes need the
+        // owners that the user namespace of the service gives them. If shareable, Docker mounts a `/dev/shm` of 64 MiB
+        // beside the one above, in any order.
+        ipc_mode: Some("private".to_owned()),
         pid_mode: of_podman("private"),
         userns_mode: of_podman("host"),
         uts_mode: of_podman("private"),
@@ -454,6 +456,7 @@ mod tests {
             let wanted = ["private", "host", "private"].map(|mode| is_podman.then_some(mode));
             assert_eq!(modes.each_ref().map(Option::as_deref), wanted);
             assert_eq!(host.init, Some(false));
+            assert_eq!(host.ipc_mode.as_deref(), Some("private"));
             for (path, options) in host.tmpfs.unwrap() {
                 let has = |name: &str| options.split(',').any(|option| option == name);
                 assert!(
