@@ -13,7 +13,7 @@ use std::fmt;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use nix::sys::stat::{FileStat, SFlag};
 use sha2::{Digest as _, Sha256};
@@ -22,6 +22,7 @@ use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
+use crate::tree::work_queue::Queue;
 use crate::tree::xattr::{Pairs, XattrFile};
 use content::{BLOCK, hash};
 
@@ -380,35 +381,28 @@ fn name_links(nodes: &mut [Node], seen: HashMap<(u64, u64), Vec<Vec<u8>>>) {
 
 /// Hashes the files' content in two threads: machines that build images have at least two cores.
 fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> {
-    let jobs: Vec<usize> = (0..nodes.len())
-        .filter(|at| matches!(nodes[*at].what, What::File { size: 1.., .. }))
-        .collect();
-    let next = AtomicUsize::new(0);
-    let work = |nodes: &[Node]| -> Result<Vec<(usize, [u8; 32])>> {
-        let mut done = Vec::new();
-        let mut buffer = vec![0; BLOCK];
-        while let Some(at) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let path = &nodes[*at].path;
-            let sha256 = hash(tree.fd(), path, &mut buffer, cancel)
-                .context(|| format!("cannot read `{}`", String::from_utf8_lossy(path)))?;
-            done.push((*at, sha256));
-        }
-        Ok(done)
-    };
+    let (queue, mut done) = (Queue::new(), Vec::new());
     let shared: &[Node] = nodes;
-    let results = std::thread::scope(|scope| {
-        let other = scope.spawn(|| work(shared));
-        let own = work(shared);
-        let other = other
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        [own, other]
-    });
-    for result in results {
-        for (at, digest) in result? {
-            if let What::File { sha256, .. } = &mut nodes[at].what {
-                *sha256 = digest;
-            }
+    let is_file = |at: &usize| matches!(shared[*at].what, What::File { size: 1.., .. });
+    // The queue hands out the last one first.
+    queue.push((0..shared.len()).rev().filter(is_file));
+    let start = || (vec![0; BLOCK], Vec::new());
+    let work = |at: usize, (buffer, done): &mut (Vec<u8>, Vec<(usize, [u8; 32])>)| {
+        let path = &shared[at].path;
+        let sha256 = hash(tree.fd(), path, buffer, cancel)
+            .context(|| format!("cannot read `{}`", String::from_utf8_lossy(path)));
+        match sha256 {
+            Ok(sha256) => done.push((at, sha256)),
+            Err(error) => queue.abort(error),
+        }
+    };
+    queue.run_on(2, start, work, |(_, part)| done.extend(part));
+    if let Some((error, _)) = queue.into_failure() {
+        return Err(error);
+    }
+    for (at, digest) in done {
+        if let What::File { sha256, .. } = &mut nodes[at].what {
+            *sha256 = digest;
         }
     }
     // Empty files all have the same digest and need no read.
