@@ -1,6 +1,7 @@
 # Builds targets of TheRock: build.sh JOBS LINKS TENSILE MEMORY_IN_BYTES TARGET...
 
 set -eu
+sh /opt/rockenv/own.sh /therock/out/rocm /therock/out/torch
 limits=$(sh /opt/rockenv/limits.sh "$1" "$2" "$3" "$4")
 shift 4
 for limit in $limits; do

@@ -1,10 +1,8 @@
-# Makes a directory for results, without those of an earlier run: empty.sh DIRECTORY. Files that others put there stay.
+# Makes a directory for results, without those of an earlier run: empty.sh DIRECTORY. Files of others stay.
 
 set -eu
-if [ -e "$1" ] && [ ! -e "$1/.rockenv" ]; then
-    echo "error: \`$1\` was not made by this profile, so its files stay: move it elsewhere" >&2
-    exit 1
-fi
-rm -rf "$1"
+sh /opt/rockenv/own.sh "$1"
 mkdir -p "$1"
+# The mark is there before the first result and after the last one, whenever the step is killed.
 touch "$1/.rockenv"
+find "$1" -mindepth 1 ! -path "$1/.rockenv" -delete

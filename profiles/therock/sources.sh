@@ -3,6 +3,7 @@
 # Flags that this release's fetch_sources.py does not have are left out.
 
 set -eu
+sh /opt/rockenv/own.sh /therock/out/rocm /therock/out/torch
 flags=$(sh /opt/rockenv/flags.sh 'python3 build_tools/fetch_sources.py' "$@")
 set -- --depth 1 --jobs 8 $flags
 mkdir -p ~/.cache

@@ -4,6 +4,7 @@
 # commits of the others.
 
 set -eu
+sh /opt/rockenv/own.sh /therock/out/torch
 manifest=$1 branch=$2 projects=$3
 git config --global user.name builder
 git config --global user.email builder@localhost

@@ -285,26 +285,6 @@ fn rocm_libs_unpacks_no_archive_over_a_volume() {
     assert_eq!(mode.mode() & 0o777, private.mode() & 0o777);
 }
 
-/// The volume `out` of profile `therock` may be a directory of the user's.
-#[test]
-fn therock_removes_only_its_own_results() {
-    let directory = tempfile::tempdir().unwrap();
-    let results = directory.path().join("rocm");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/therock/empty.sh");
-    let empties = || {
-        let mut shell = std::process::Command::new("/bin/sh");
-        let done = shell.args([&script, &results]).output().unwrap();
-        done.status.success()
-    };
-    assert!(empties());
-    fs_err::write(results.join("old.whl"), "").unwrap();
-    assert!(empties() && !results.join("old.whl").exists());
-    fs_err::remove_dir_all(&results).unwrap();
-    fs_err::create_dir(&results).unwrap();
-    fs_err::write(results.join("mine"), "").unwrap();
-    assert!(!empties() && results.join("mine").exists());
-}
-
 /// Returns the TOML blocks of a document.
 fn blocks(text: &str) -> Vec<String> {
     let mut blocks = Vec::new();

@@ -153,3 +153,50 @@ fn old_releases_are_configured_for_the_machines_targets() {
         assert_eq!(has, of_its_own, "{version}: {said}");
     }
 }
+
+/// The volume `out` may be a directory of the user's, or have results of an earlier rockenv, which wrote no mark.
+#[test]
+fn only_results_of_this_profile_are_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    let out = directory.join("therock/out");
+    fs::create_dir_all(out.join("torch")).unwrap();
+    let empty = "sh ../../opt/empty.sh";
+    let emptied = format!("cd therock/out; {empty} rocm; echo 1 > rocm/a.whl; {empty} torch");
+    sh(directory, &emptied);
+
+    // Lines about results are written anew, and the user's own stay.
+    let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/therock.toml");
+    let profile: toml::Table = fs::read_to_string(profile).unwrap().parse().unwrap();
+    let mut steps = profile["step"].as_array().unwrap().iter();
+    let checksums = steps.find(|step| step["name"].as_str() == Some("checksums"));
+    let checksums = checksums.unwrap()["run"].as_str().unwrap();
+    fs::write(out.join("SHA256SUMS"), "0  mine\n1  ./rocm/old.whl\n").unwrap();
+    let sums = sh(&out, checksums);
+    let names: Vec<_> = sums.lines().map(|line| &line[line.len() - 4..]).collect();
+    assert_eq!(names, ["mine", ".whl"], "{sums}");
+    assert!(sums.ends_with("  ./rocm/a.whl\n"), "{sums}");
+
+    sh(directory, &format!("cd therock/out; {empty} rocm"));
+    assert!(!out.join("rocm/a.whl").exists());
+
+    // Others' files are found before hours of building, and a link is the user's even if its target is empty.
+    fs::write(out.join("rocm/mine"), "").unwrap();
+    fs::remove_file(out.join("rocm/.rockenv")).unwrap();
+    fs::remove_dir_all(out.join("torch")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", out.join("torch")).unwrap();
+    for (script, named) in [
+        ("empty.sh therock/out/rocm", "rocm"),
+        ("empty.sh therock/out/torch", "torch"),
+        ("build.sh 1 1 1 1 all", "rocm"),
+        ("torch_sources.sh '' '' ''", "torch"),
+    ] {
+        let said = sh(directory, &format!("! sh opt/{script} 2>&1"));
+        assert!(
+            said.contains(&format!("therock/out/{named}` has files")),
+            "{said}"
+        );
+    }
+    assert!(out.join("rocm/mine").exists() && out.join("torch").is_symlink());
+}
