@@ -38,7 +38,7 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
         let patterns = paths.filter(|path| path.contains(['*', '?']));
         advice.extend(patterns.map(|path| {
             let (step, path) = (&step.name, shorten(path));
-            format!("step `{step}`: `{path}` is the name of one file, not a pattern: name the directory instead")
+            format!("step `{step}`: `{path}` names one file, because patterns are not expanded: name its directory instead")
         }));
     }
     let texts = profile.steps.iter().flat_map(|step| step.env.values());

@@ -295,7 +295,18 @@ pub(crate) fn destination(text: &str) -> Result<()> {
 pub(crate) fn mount_point(text: &str) -> Result<()> {
     destination(text)?;
     let images = [
-        "/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr", "/var", "/var/tmp",
+        "/bin",
+        "/etc",
+        "/lib",
+        "/lib64",
+        "/sbin",
+        "/usr",
+        "/usr/bin",
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/sbin",
+        "/var",
+        "/var/tmp",
     ];
     match images.contains(&text) {
         false => Ok(()),
@@ -480,7 +491,7 @@ mod tests {
         check(
             mount_point,
             "/var/cache/x|/usr/local|/opt",
-            "/var/tmp|/var|/usr|/etc|/bin|/proc",
+            "/var/tmp|/var|/usr|/usr/lib|/etc|/bin|/proc",
         );
         check(exported, "/a|/a/b", "/|a|/a/");
         assert_eq!(

@@ -1,6 +1,7 @@
 //! Owns checking a profile: finds all of its errors without building or fetching anything.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 
 use super::context::Context;
 use super::hooks;
@@ -258,9 +259,13 @@ fn missing_inputs(spec: &Spec) -> Vec<String> {
         let resolve::VolumeSource::Path(path) = &spec.volume(volume)?.source else {
             return None;
         };
-        (!below.is_empty() && !path.join(below).exists()).then(|| {
+        // A missing volume and a pattern are reported already, and a link is an input whether it dangles or not.
+        let found = path.join(below).symlink_metadata();
+        let is_missing = found.is_err_and(|error| error.kind() == ErrorKind::NotFound);
+        let is_new = !below.contains(['*', '?']) && path.exists();
+        (is_missing && is_new).then(|| {
             format!(
-                "step `{}`: there is no `{input}`: a change of a file under another name causes no step to run again",
+                "step `{}`: input `{input}` does not exist: check its name, because other files do not run the step again",
                 step.name
             )
         })

@@ -543,7 +543,7 @@ fn export_source(from: &str, to: &str, volumes: &[Volume]) -> std::result::Resul
             from.display(),
             target.display()
         ))
-        .help("export files from outside the volume; those in it are results without an export")),
+        .help("files in an output volume are results already: export only files from elsewhere")),
     }
 }
 

@@ -199,16 +199,17 @@ fn an_input_that_is_not_there_is_said() {
     let place = Place::new();
     fs::create_dir(place.path().join("src")).unwrap();
     fs::write(place.path().join("src/there"), "").unwrap();
+    std::os::unix::fs::symlink("nowhere", place.path().join("src/link")).unwrap();
     let text = "schema = 1\nimage = \"debian-forky\"\n\
          [[volume]]\nname = \"src\"\nkind = \"source\"\npath = \"src\"\ntarget = \"/src\"\n\
-         [[step]]\nname = \"s\"\ninputs = [\"src\", \"src/there\", \"src/gone\"]\nrun = \"true\"\n";
+         [[step]]\nname = \"s\"\ninputs = [\"src\", \"src/there\", \"src/link\", \"src/gone\"]\nrun = \"true\"\n";
     fs::write(place.path().join("p.toml"), text).unwrap();
     let ran = place.run(&["profile", "check", "p.toml"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     let advice = ran.out.lines().filter(|line| line.contains("advice: "));
     let advice: Vec<_> = advice.collect();
     assert_eq!(advice.len(), 1, "{advice:?}");
-    assert!(advice[0].contains("step `s`: there is no `src/gone`"));
+    assert!(advice[0].contains("step `s`: input `src/gone` does not exist"));
 }
 
 #[test]
