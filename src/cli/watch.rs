@@ -35,6 +35,9 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
     if !settings.terminals.stdout || settings.dumb || cx.json {
         let error = match cx.json {
             true => usage!("`--watch` cannot be combined with `--json`"),
+            false if settings.terminals.stdout => {
+                usage!("`--watch` cannot redraw this terminal: `TERM` is `dumb` or unset")
+            }
             false => usage!("`--watch` needs a terminal"),
         };
         return Err(error.help("leave out --watch"));
@@ -95,6 +98,6 @@ mod tests {
             json: false,
         };
         let error = watch(&cx, |_| Err(usage!("shown"))).unwrap_err();
-        assert_eq!(error.message(), "`--watch` needs a terminal");
+        assert_has!(error.message(), "`--watch` cannot redraw this terminal");
     }
 }
