@@ -375,10 +375,11 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
         "--home=/s",
     ] {
         let refused = store.rockenv(&matrix(&store, &["--", option])).exits(2);
-        refused.says(&[
-            "cannot be passed to each `up`",
-            "help: `rockenv plan TARGET`",
-        ]);
+        let help = match option {
+            "--home=/s" => "help: all envs are in one store: rockenv --home DIR matrix up",
+            _ => "help: `rockenv plan TARGET`",
+        };
+        refused.says(&["cannot be passed to each `up`", help]);
     }
     for form in ["up", "github", "json"] {
         let asked = ["matrix", form, "-p", "none.toml", "gfx1100"];

@@ -186,8 +186,11 @@ pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResu
         .iter()
         .filter_map(|one| one.split('=').next());
     if let Some(option) = options.find(|option| NOT_PASSED.contains(option)) {
-        return Err(usage!("`{option}` cannot be passed to each `up`")
-            .help("`rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options"));
+        let help = match option {
+            "--home" => "all envs are in one store: rockenv --home DIR matrix up",
+            _ => "`rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options",
+        };
+        return Err(usage!("`{option}` cannot be passed to each `up`").help(help));
     }
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
