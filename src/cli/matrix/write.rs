@@ -151,6 +151,7 @@ pub struct SlurmArgs {
     #[arg(
         long,
         value_name = "OPTION",
+        value_parser = NonEmpty::new(),
         allow_hyphen_values = true,
         help_heading = "Slurm"
     )]

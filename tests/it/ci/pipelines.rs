@@ -397,8 +397,12 @@ fn machines_that_share_nothing_get_whole_envs() {
         let said = store.rockenv(&[&json[..], more].concat()).exits(2);
         said.prints("").says(&["this command writes no JSON"]);
     }
-    for empty in ["--setup=", "--rockenv="] {
-        let bad = ["matrix", "github", "gfx1103", empty];
+    for (system, empty) in [
+        ("github", "--setup="),
+        ("github", "--rockenv="),
+        ("slurm", "--sbatch="),
+    ] {
+        let bad = ["matrix", system, "gfx1103", empty];
         store.rockenv(&bad).exits(2).says(&["a value is required"]);
     }
     let bad = ["matrix", "github", "gfx1103", "--secret", "A=${{ x }}"];
