@@ -11,9 +11,9 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
 
+use super::Git;
 use super::checkout::Checkout;
 use super::unchanged::{self, Stamp};
-use super::{Git, patched};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
 use crate::sys::error::{Result, if_exists};
 
@@ -121,12 +121,7 @@ impl Git<'_> {
                 continue;
             }
             let print = self.fingerprint(&path)?;
-            let head = print.strip_prefix("git:").map(str::as_bytes);
-            let is_unchanged = match head == Some(commit) {
-                true => !patched::lacks_patches(directory, &path)?,
-                false => self.is_patched(directory, &path, commit, &print)?,
-            };
-            if !is_unchanged {
+            if !self.is_of_commit(directory, &path, commit, &print)? {
                 modified.insert(name.to_vec(), print);
             }
         }

@@ -16,35 +16,40 @@ use crate::tree::file;
 
 /// Committer of the patches that `fetch_sources.py` applies.
 const PATCHER: &str = "therockbot@amd.com";
-/// Exists after the step `sources` has fetched and patched the submodules.
-const FETCHED: &str = ".git/rockenv-fetched";
 /// Directory of the patches, as `TAG/SUBMODULE/*.patch`.
 const PATCHES: &str = "patches";
 /// Maximum size of a patch, and of the script's note about a submodule, in bytes.
 const LARGEST: u64 = 16 << 20;
 
 impl Git<'_> {
-    /// Returns whether a submodule is at `commit` with only the current patches of its superproject on top. Those that
-    /// another commit of the superproject had are still there if the submodule's own commit is the same.
-    pub(super) fn is_patched(
+    /// Returns whether a submodule with the fingerprint `print` is at `commit`, with the current patches of its
+    /// superproject on top if a fetch applied any. Those that another commit of the superproject had are still there if
+    /// the submodule's own commit is the same.
+    pub(super) fn is_of_commit(
         &self,
         superproject: &Path,
         submodule: &Path,
         commit: &[u8],
         print: &str,
     ) -> Result<bool> {
+        let is_at_commit = print.strip_prefix("git:").map(str::as_bytes) == Some(commit);
         let name = submodule.file_name().unwrap_or_default();
         let mut note = OsString::from(".");
         note.push(name);
         note.push(".smrev");
-        // The second line is `COMMIT+PATCHED:DIGEST`.
+        // The second line is `COMMIT+PATCHED:DIGEST`. A fetch patches and notes only the submodules that it is told to
+        // fetch.
         let note = content(submodule.parent().unwrap_or(submodule), Path::new(&note))?;
         let line = note.split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
         let of_commit = line.strip_prefix(commit);
         let Some(noted) = of_commit.and_then(|rest| rest.strip_prefix(b"+PATCHED:")) else {
-            return Ok(false);
+            return Ok(is_at_commit);
         };
         let digests = digests(superproject, submodule)?;
+        if is_at_commit {
+            // The patches are gone again, as after `git submodule update`.
+            return Ok(digests.is_empty());
+        }
         if print.contains('+') || !digests.iter().any(|digest| digest.as_bytes() == noted) {
             return Ok(false);
         }
@@ -52,11 +57,6 @@ impl Git<'_> {
         let committer = self.open(submodule)?.text(&["log", "-1", "--format=%ce"])?;
         Ok(committer.trim() == PATCHER)
     }
-}
-
-/// Returns whether a submodule at its commit was reset after a fetch, which applied patches to it.
-pub(super) fn lacks_patches(superproject: &Path, submodule: &Path) -> Result<bool> {
-    Ok(superproject.join(FETCHED).exists() && !digests(superproject, submodule)?.is_empty())
 }
 
 /// Returns the digests of the patches that a superproject has for a submodule, of each tag's, as `fetch_sources.py`
@@ -173,13 +173,15 @@ mod tests {
         assert_eq!(git.fingerprint(path).unwrap(), before);
         note(&"0".repeat(40), both);
         assert_ne!(git.fingerprint(path).unwrap(), before);
-        // `git submodule update` removes the patches.
+        // A fetch whose options leave the submodule out does not patch it, and notes nothing.
         run(&sub, &["checkout", "--quiet", pin.trim()]);
+        fs::remove_file(path.join(".sub.smrev")).unwrap();
+        fs::write(path.join(".git/rockenv-fetched"), "").unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), before);
-        fs::write(path.join(FETCHED), "").unwrap();
+        // `git submodule update` removes the patches, but not the note.
+        note(pin.trim(), both);
         assert_ne!(git.fingerprint(path).unwrap(), before);
         // A step may leave a FIFO there, and no process writes to it.
-        fs::remove_file(path.join(FETCHED)).unwrap();
         run(&sub, &["checkout", "--quiet", "-"]);
         fs::remove_file(path.join(".sub.smrev")).unwrap();
         let pipe = path.join(".sub.smrev");
