@@ -283,7 +283,8 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
         .exits(6)
         .says(&["`cache`", "is a mount point", "help: umount "]);
     drop(bound);
-    // An entry of the trash that cannot be removed keeps none of the others.
+    // An entry of the trash that cannot be removed keeps none of the others. No earlier command empties it meanwhile.
+    store.settle();
     let trash = home.join("trash");
     let entries = (0..20).map(|number| trash.join(format!("{number:016x}")));
     let entries = entries.collect::<Vec<_>>();
