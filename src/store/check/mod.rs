@@ -409,7 +409,7 @@ impl Examination<'_> {
         if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
             self.note(
                 format!("the trash contains {} to delete", count(entries, "thing")),
-                "rockenv fsck --repair",
+                "rockenv gc",
             );
         }
         for (name, env) in &self.store.envs {

@@ -1,6 +1,7 @@
 //! Damaged and missing metadata: the store's format, records, specs.
 
 use super::*;
+use crate::support::loopfs::bind;
 
 #[test]
 fn a_damaged_or_lost_format_is_made_again() {
@@ -11,7 +12,13 @@ fn a_damaged_or_lost_format_is_made_again() {
     assert!(text.contains("repaired"), "{text}");
     assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
     fs::remove_file(lab.at("format")).unwrap();
-    lab.finds_and_mends(&["format", "missing"]);
+    // An entry of the trash that cannot be removed hides no repair.
+    let entry = lab.at("trash/0123456789abcdef");
+    fs::create_dir(&entry).unwrap();
+    let mounted = bind(&lab.at("caches"), &entry);
+    let text = lab.finds_and_mends(&["format", "missing"]);
+    assert!(text.contains("repaired"), "{text}");
+    drop(mounted);
     // The store's path may be a link, for `fsck` as for other commands.
     let link = lab.root.with_file_name("link");
     fs::os::unix::fs::symlink(&lab.root, &link).unwrap();
