@@ -174,10 +174,11 @@ impl Store {
         Ok(())
     }
 
-    /// Empties the trash and waits until the file system has the space back.
+    /// Empties the trash and waits until the file system has the space back, even if an entry cannot be removed.
     pub fn reclaim(&self) -> Result<()> {
-        self.await_trash()?;
-        self.wait_for_free_space()
+        let emptied = self.await_trash();
+        self.wait_for_free_space()?;
+        emptied
     }
 
     /// Waits until the file system reports the free space: btrfs frees deleted data with its next commit, XFS in the
@@ -223,7 +224,7 @@ impl LockedEnv<'_> {
             // The record has room once the tree is gone.
             Err(error) if error.kind() == Kind::OutOfSpace => {
                 self.store.discard(&tree)?;
-                self.store.reclaim()?;
+                drop(self.store.reclaim());
                 self.put(record)?;
             }
             other => {

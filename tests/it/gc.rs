@@ -283,7 +283,7 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
         .exits(6)
         .says(&["`cache`", "is a mount point", "help: umount "]);
     drop(bound);
-    // An entry of the trash that cannot be removed keeps none of the others. No earlier command empties it meanwhile.
+    // An entry of the trash that cannot be removed keeps nothing else. No earlier command empties the trash meanwhile.
     store.settle();
     let trash = home.join("trash");
     let entries = (0..20).map(|number| trash.join(format!("{number:016x}")));
@@ -292,10 +292,12 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
         fs::create_dir(entry).unwrap();
     }
     let bound = bind(&home.join("caches/cache"), &entries[10]);
+    fs::write(&download, vec![1; 64 << 20]).unwrap();
     store
-        .rockenv(&["--yes", "gc"])
+        .rockenv(&["--yes", "gc", "--free", "32M", "--preset", "ci"])
         .exits(6)
         .says(&["cannot empty the trash", "is a mount point"]);
+    assert!(!download.exists());
     let left = entries.iter().filter(|entry| entry.exists());
     assert_eq!(left.collect::<Vec<_>>(), [&entries[10]]);
     drop(bound);
