@@ -300,6 +300,9 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     assert!(!download.exists());
     let left = entries.iter().filter(|entry| entry.exists());
     assert_eq!(left.collect::<Vec<_>>(), [&entries[10]]);
+    let other = format!("{}-other", store.env());
+    store.profile_named(&other, "[[step]]\nname = 'a'\nrun = 'true'\n");
+    store.rockenv(&["up", &other, "--ephemeral"]).ok();
     drop(bound);
     store.rockenv(&["cache", "clear", "--yes", "--all"]).ok();
     assert!(
