@@ -430,10 +430,11 @@ fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
 /// Returns a digest of a setup: the request, and the device numbers, which change when a driver is reloaded. Podman
 /// creates the nodes once for all starts.
 fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
-    let text = serde_json::to_vec(body)
+    // A value has its keys in order, unlike the maps in a request.
+    let value = serde_json::to_value(body)
         .map_err(|error| unexpected!("cannot encode a container").source(error))?;
     let mut hash = Sha256::new();
-    hash.update(&text);
+    hash.update(value.to_string());
     for device in devices {
         hash.update(device.major.to_le_bytes());
         hash.update(device.minor.to_le_bytes());
@@ -446,6 +447,16 @@ fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn equal_requests_have_one_setup() {
+        let setup = || {
+            let host = settings(Vec::new(), Flavour::Podman).unwrap();
+            setup(&running(Vec::new(), host), &[]).unwrap()
+        };
+        let setups: std::collections::BTreeSet<_> = (0..20).map(|_| setup()).collect();
+        assert_eq!(setups.len(), 1);
+    }
 
     #[test]
     fn neither_configuration_nor_image_changes_a_container() {
