@@ -61,9 +61,8 @@ pub struct Layer {
     /// The boot during which it was frozen. Until the layer is on disk, it is valid only during that boot.
     pub boot: String,
     pub volumes: BTreeMap<VolumeName, VolumeState>,
-    /// How the volumes began; [`Layer::history`] interprets a missing value.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub history: Option<History>,
+    /// How the volumes began.
+    pub history: History,
     /// The snapshot's image, if a service holds the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<SnapshotImage>,

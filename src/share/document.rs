@@ -64,8 +64,7 @@ pub(super) struct SharedStep {
     /// The build volumes after the step.
     pub(super) volumes: BTreeMap<VolumeName, SharedVolume>,
     /// How the build volumes began, as in a layer of the store.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) history: Option<History>,
+    pub(super) history: History,
     /// Index of the layer with the step's results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) results: Option<usize>,
@@ -91,13 +90,9 @@ impl SharedStep {
         }
     }
 
-    /// Returns whether the step is the result of a clean build. Without a recorded history, as in documents of older
-    /// versions, only a step without build volumes counts as clean.
+    /// Returns whether the step is the result of a clean build.
     fn is_clean(&self) -> bool {
-        match &self.history {
-            Some(history) => *history == History::Clean,
-            None => self.volumes.is_empty(),
-        }
+        self.history == History::Clean
     }
 
     /// Returns whether the store describes a layer with the same content the same way.
@@ -327,13 +322,10 @@ impl Manifest {
         self.annotations.get("rockenv.key").map(String::as_str)
     }
 
-    /// Returns whether the manifest claims that every step is the result of a clean build. Manifests of images and of
-    /// older versions claim nothing; these count as clean if they have only a root file system.
+    /// Returns whether the manifest claims that every step is the result of a clean build. Those of images have none.
     pub(super) fn is_clean(&self) -> bool {
-        match self.annotations.get(HISTORY) {
-            Some(history) => history == CLEAN,
-            None => self.layers.iter().all(|layer| layer.media_type == LAYER),
-        }
+        let history = self.annotations.get(HISTORY);
+        history.is_none_or(|history| history == CLEAN)
     }
 
     /// Joins the manifest with its configuration. Refuses names in either that would escape a store directory.

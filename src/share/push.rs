@@ -339,7 +339,7 @@ impl Pushing<'_> {
             pins: layer.pins.clone(),
             layer: tree,
             volumes,
-            history: Some(layer.history()),
+            history: layer.history.clone(),
             results,
         });
         let chain = document.chains().pop().unwrap_or_default();

@@ -74,7 +74,7 @@ impl Shareable {
             let layer = &layers[count].title;
             let (why, help) = match limit {
                 _ if first_incremental == Some(count) => (
-                    format!("it is incremental: {}", layers[count].history().why()),
+                    format!("it is incremental: {}", layers[count].history.why()),
                     format!(
                         "{up} --clean makes a clean one; to share it anyway: --allow-incremental"
                     ),

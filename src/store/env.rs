@@ -279,7 +279,7 @@ impl LockedEnv<'_> {
                         let unsaved = snapshot.key.is_none() && !self.store.freezes_volumes();
                         let by_hand = record.head.by_hand().filter(|_| unsaved);
                         let head = record.head.clone();
-                        push_snapshot(&mut record, snapshot, layer.history());
+                        push_snapshot(&mut record, snapshot, layer.history);
                         record.head.by_hand = by_hand.map(ByHand::Since);
                         if head.tree.as_ref() != Some(&tree) {
                             // A snapshot of a failed step's tree leaves the env where it is.

@@ -86,19 +86,6 @@ impl Head {
 }
 
 impl Layer {
-    /// Returns how its build volumes began. Older versions did not record that; their layers are clean only without
-    /// build volumes.
-    pub fn history(&self) -> History {
-        match &self.history {
-            Some(history) => history.clone(),
-            None if self.volumes.is_empty() => History::Clean,
-            None => History::Incremental {
-                on: Some(self.id.clone()),
-                by_hand: false,
-            },
-        }
-    }
-
     /// Returns whether the service at this socket keeps its tree, or else the store.
     pub fn is_kept_at(&self, service: Option<&Path>) -> bool {
         self.kept.as_ref().map(|kept| kept.socket.as_path()) == service
@@ -106,7 +93,7 @@ impl Layer {
 
     /// Returns whether it is the result of a clean build.
     pub fn is_clean(&self) -> bool {
-        self.history() == History::Clean
+        self.history == History::Clean
     }
 }
 
@@ -259,7 +246,7 @@ impl LockedEnv<'_> {
             (History::Clean, Some(parent)) => self.store.layer(parent)?,
             (History::Clean | History::Incremental { .. }, _) => None,
         };
-        Ok(parent.map_or(live, |parent| parent.history()))
+        Ok(parent.map_or(live, |parent| parent.history))
     }
 }
 
@@ -271,21 +258,6 @@ mod tests {
 
     #[test]
     fn what_is_not_written_down_counts_as_clean_only_without_volumes() {
-        let text = |more: &str| {
-            format!(
-                r#"{{"id": "i", "key": null, "parent": null, "env": "e", "image_key": "k", "tree": "t", "title": "one",
-                "created": "2026-01-02T03:04:05Z", "boot": "", {more}}}"#
-            )
-        };
-        let read = |more: &str| serde_json::from_str::<Layer>(&text(more)).unwrap();
-        assert!(read(r#""volumes": {}"#).is_clean());
-        assert!(!read(r#""volumes": {"build": "empty"}"#).is_clean());
-        let clean = read(r#""volumes": {"build": "frozen"}, "history": "clean""#);
-        assert!(clean.is_clean());
-        let other = read(r#""volumes": {}, "history": {"incremental": {"on": "l"}}"#);
-        let (on, by_hand) = (Some("l".into()), false);
-        assert_eq!(other.history(), History::Incremental { on, by_hand });
-        // A record of an older version.
         let head = |volumes: &str| {
             let text = format!(r#"{{"layer": "l", "tree": null, "volumes": {volumes}}}"#);
             let head: Head = serde_json::from_str(&text).unwrap();
@@ -304,7 +276,7 @@ mod tests {
         let mut store = Store::open(&directory.path().join("store")).unwrap();
         let layer = r#"{"id": "l", "key": null, "parent": null, "env": "e", "image_key": "k", "tree": "t",
             "title": "mine", "created": "2026-01-02T03:04:05Z", "boot": "", "volumes": {"build": "frozen"},
-            "begun": "KEY", "began": "2026-01-02T03:00:00Z"}"#;
+            "history": "clean", "begun": "KEY", "began": "2026-01-02T03:00:00Z"}"#;
         let key = StepKey::from("step");
         fs::create_dir(store.root.join("layers/l")).unwrap();
         fs::write(

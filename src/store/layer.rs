@@ -381,6 +381,7 @@ mod tests {
 
     use super::*;
     use crate::plan::ids::StepKey;
+    use crate::plan::layer::History;
     use crate::plan::pins::Pins;
 
     #[test]
@@ -398,7 +399,7 @@ mod tests {
             created: Timestamp::now(),
             boot: boot_id(),
             volumes: BTreeMap::new(),
-            history: None,
+            history: History::Clean,
             kept: None,
             begun: None,
             began: None,

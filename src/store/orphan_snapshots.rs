@@ -148,7 +148,7 @@ impl LockedEnv<'_> {
                 boot: boot_id(),
                 volumes: BTreeMap::new(),
                 // The image is complete only if the step's history is clean.
-                history: Some(History::Clean),
+                history: History::Clean,
                 cost: None,
                 begun: None,
                 began: None,

@@ -111,7 +111,7 @@ impl LockedEnv<'_> {
             created: Timestamp::now(),
             boot: boot_id(),
             volumes,
-            history: Some(history.clone()),
+            history: history.clone(),
             kept,
             cost: freeze.cost,
             prints: freeze.prints.clone(),
@@ -240,7 +240,7 @@ impl LockedEnv<'_> {
             if record.head.volumes.keys().all(frozen) {
                 record.head.volumes_from = Some(VolumesFrom {
                     layer: Some(found.id.clone()),
-                    history: found.history(),
+                    history: found.history.clone(),
                 });
             }
         }

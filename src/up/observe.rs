@@ -81,7 +81,7 @@ pub(crate) fn observe(
             let refused = if is_served {
                 elsewhere(&layer, service.as_ref())?
             } else {
-                let why = layer.history().why();
+                let why = layer.history.why();
                 Some(format!("its snapshot is incremental: {why}"))
             };
             let is_refused = refused.is_some();

@@ -27,7 +27,7 @@ pub(super) fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
             layer: &snapshot.layer,
             key: &snapshot.key,
             current: record.head.layer.as_ref() == Some(&snapshot.layer),
-            history: layer.map(|layer| layer.history()),
+            history: layer.map(|layer| layer.history),
         }
     });
     let rows: Vec<_> = rows.collect();

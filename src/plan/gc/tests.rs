@@ -83,7 +83,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
             created: hours_ago(100),
             boot: String::new(),
             volumes: BTreeMap::new(),
-            history: None,
+            history: layer::History::Clean,
             kept: None,
             begun: None,
             began: None,

@@ -114,7 +114,7 @@ fn store(root: &Path) {
 
 fn layer(id: &str) -> Value {
     json!({"id": id, "key": KEY, "parent": null, "env": "0123456789abcdef", "image_key": KEY, "tree": "bb", "title": "one",
-        "created": NOW, "boot": "", "volumes": {}})
+        "created": NOW, "boot": "", "volumes": {}, "history": "clean"})
 }
 
 fn record() -> Value {
