@@ -19,7 +19,7 @@ pub struct Image {
     /// Digest of the manifest that the recipe resolved to, for a container image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<String>,
-    /// Environment variables of a container image; `None` for other images, and those of older versions.
+    /// Environment variables of a container image; `None` for other images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<BTreeMap<String, String>>,
     pub digest: String,

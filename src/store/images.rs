@@ -137,14 +137,8 @@ impl Store {
         }
     }
 
-    /// Returns the current image of a recipe, if it was built. A container image of an older version, without
-    /// variables, counts as not built.
+    /// Returns the current image of a recipe, if it was built.
     pub fn image_of(&self, recipe: &Recipe) -> Result<Option<Image>> {
-        let image = self.referred(recipe)?;
-        Ok(image.filter(|image| image.resolved.is_none() || image.env.is_some()))
-    }
-
-    fn referred(&self, recipe: &Recipe) -> Result<Option<Image>> {
         match self.current(&recipe.digest())? {
             Some(reference) => self.image(&reference.key),
             None => Ok(None),
@@ -199,19 +193,12 @@ impl Store {
         }
         let digest = recipe.digest();
         let _lock = self.lock_recipe(&digest, cx)?;
-        if !refresh && let Some(image) = self.image_of(recipe)? {
+        let source_date = match self.image_of(recipe)? {
             // Another command built it while this one waited.
-            return Ok(image);
-        }
-        let old = self.referred(recipe)?;
-        let source_date = old.as_ref().map(|image| image.source_date);
-        // If only the variables are missing, the content must stay the same.
-        let same = old.as_ref().filter(|_| !refresh);
-        let pinned = recipe.pinned(Pin {
-            snapshot: None,
-            resolved: same.and_then(|image| image.resolved.as_deref()),
-        });
-        let (work, image) = self.built_image(name, &digest, &pinned, source_date, cx)?;
+            Some(image) if !refresh => return Ok(image),
+            old => old.map(|image| image.source_date),
+        };
+        let (work, image) = self.built_image(name, &digest, recipe, source_date, cx)?;
         self.publish_image(&work, &image)?;
         let key = image.key.clone();
         atomic::write_json(&self.reference(&digest, "json"), &Reference { key })?;

@@ -244,36 +244,6 @@ fn a_lock_file_and_a_pulled_image_have_the_variables() {
 }
 
 #[test]
-fn an_image_of_an_older_version_gets_its_variables_and_stays_the_same() {
-    let store = TestStore::new();
-    let registry = Registry::start(false);
-    let first = small(&json!(["RUSTUP_HOME=/opt/rust"]));
-    registry.push("team/base", "1", &first);
-    let recipe = format!(
-        "schema = 1\nprovider = \"oci\"\n[oci]\nref = \"{}/team/base:1\"\n",
-        registry.host
-    );
-    fs::write(store.work().join("images/base.toml"), recipe).unwrap();
-    store.rockenv(&["image", "build", "base"]).ok();
-    let places = fs::read_dir(store.home().join("images")).unwrap();
-    let mut places = places.map(|entry| entry.unwrap().path().join("image.json"));
-    let has = |path: &std::path::PathBuf| {
-        fs::read_to_string(path).is_ok_and(|text| text.contains("RUSTUP_HOME"))
-    };
-    let place = places.find(has).unwrap();
-    let text = fs::read_to_string(&place).unwrap();
-    let mut document: Value = serde_json::from_str(&text).unwrap();
-    document.as_object_mut().unwrap().remove("env").unwrap();
-    fs::write(&place, document.to_string()).unwrap();
-    let key = document["key"].clone();
-    registry.push("team/base", "1", &small(&json!(["RUSTUP_HOME=/moved"])));
-    store.rockenv(&["image", "build", "base"]).ok();
-    assert_eq!(variables(&store)["RUSTUP_HOME"], "/opt/rust");
-    let built: Value = serde_json::from_str(&fs::read_to_string(&place).unwrap()).unwrap();
-    assert_eq!(built["key"], key);
-}
-
-#[test]
 fn names_that_are_none_are_left_out_and_a_huge_environment_is_refused() {
     let store = TestStore::new();
     let env = json!(["1A=x", "A-B=x", "=x", "plain", "NUL=a\u{0}b", "GOOD=x"]);
