@@ -115,43 +115,26 @@ fn mirrored(url: &str, mirrors: &BTreeMap<String, String>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead as _, BufReader, Write as _};
-    use std::net::TcpListener;
     use std::sync::{Arc, Mutex};
 
     use sha2::{Digest as _, Sha256, Sha512};
 
     use super::*;
+    use crate::image::fetch::tests::{self, ok};
 
     /// Serves `/a` and `/b` with their own names as content, and nothing else. Records the requests.
     fn serve() -> (String, Arc<Mutex<Vec<String>>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let host = listener.local_addr().unwrap().to_string();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let notes = seen.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                let mut reader = BufReader::new(stream.try_clone().unwrap());
-                let mut head = String::new();
-                while !head.ends_with("\r\n\r\n") {
-                    reader.read_line(&mut head).unwrap();
-                }
-                let path = head.split(' ').nth(1).unwrap().to_owned();
-                let (status, body) = match path.rsplit_once('/').unwrap().1 {
-                    name @ ("a" | "b") => ("200 OK", name),
-                    _ => ("404 Not Found", ""),
-                };
-                notes.lock().unwrap().push(path.clone());
-                write!(
-                    stream,
-                    "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-                    body.len()
-                )
-                .unwrap();
+        let url = tests::serve(usize::MAX, move |head| {
+            let path = head.split(' ').nth(1).unwrap();
+            notes.lock().unwrap().push(path.to_owned());
+            match path.rsplit_once('/').unwrap().1 {
+                name @ ("a" | "b") => ok(name.as_bytes()),
+                _ => b"HTTP/1.1 404 x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".to_vec(),
             }
         });
-        (host, seen)
+        (url.split('/').nth(2).unwrap().to_owned(), seen)
     }
 
     fn piece(url: String, algorithm: &str, content: &str) -> FetchItem {
@@ -195,10 +178,9 @@ mod tests {
             assert_eq!(fs_err::read_to_string(&paths[1]).unwrap(), "b");
         }
         assert_eq!(seen.lock().unwrap().len(), 2);
-        let known = blobs
-            .path()
-            .join("sha256")
-            .join(hex::encode(Sha256::digest("b")));
+        let kept = blobs.path().join("sha256");
+        assert_eq!(fs_err::read_dir(&kept).unwrap().count(), 2);
+        let known = kept.join(hex::encode(Sha256::digest("b")));
         assert_eq!(fs_err::read_to_string(&known).unwrap(), "b");
         // A file that `gc` removed is fetched again, even if a link to it remains.
         fs_err::remove_file(&known).unwrap();
