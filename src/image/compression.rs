@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::image::tar::unpack::Limits;
 
-const CHUNK: usize = 512 << 10;
+pub(super) const CHUNK: usize = 512 << 10;
 /// Below this decompressed size any ratio is allowed, because a few kilobytes of text compress very well.
 const RATIO_FLOOR: u64 = 64 << 20;
 

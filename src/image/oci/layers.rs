@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
 use sha2::{Digest as _, Sha256};
 
-use crate::image::compression::decompressed;
+use crate::image::compression::{CHUNK, decompressed};
 use crate::image::tar::apply::Attributes;
 use crate::image::tar::pack::join;
 use crate::image::tar::unpack::{
@@ -101,12 +101,16 @@ impl<'a> Layers<'a> {
     ) -> Result<()> {
         let unpacker = &mut self.unpacker;
         let found = decompressed(archive, &unpacker.options.limits, |stream| {
-            let mut stream = Hashed {
+            let hashed = Hashed {
                 inner: stream,
                 sha256: Sha256::new(),
             };
+            let mut stream = BufReader::with_capacity(CHUNK, hashed);
             unpacker.archive(&mut stream, cancel, progress)?;
-            stream.finish()
+            // The digest includes what follows the archive's end.
+            let rest = io::copy(&mut stream, &mut io::sink())
+                .context(|| "cannot read the layer to its end".into());
+            rest.map(|_| hex::encode(stream.into_inner().sha256.finalize()))
         })
         .context(|| "cannot read the layer".into())??;
         if found != sha256 {
@@ -137,43 +141,11 @@ struct Hashed<R> {
     sha256: Sha256,
 }
 
-impl<R: BufRead> Hashed<R> {
-    /// Reads and hashes the data after the archive's end; returns the digest of the whole stream.
-    fn finish(mut self) -> Result<String> {
-        loop {
-            let amount = self
-                .fill_buf()
-                .context(|| "cannot read the layer to its end".into())?
-                .len();
-            if amount == 0 {
-                return Ok(hex::encode(self.sha256.finalize()));
-            }
-            self.consume(amount);
-        }
-    }
-}
-
-impl<R: BufRead> Read for Hashed<R> {
+impl<R: Read> Read for Hashed<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let amount = self.inner.read(buffer)?;
         self.sha256.update(&buffer[..amount]);
         Ok(amount)
-    }
-}
-
-impl<R: BufRead> BufRead for Hashed<R> {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.inner.fill_buf()
-    }
-
-    fn consume(&mut self, amount: usize) {
-        // The consumed bytes are already buffered, so `fill_buf` reads nothing and cannot fail.
-        if amount > 0
-            && let Ok(buffer) = self.inner.fill_buf()
-        {
-            self.sha256.update(&buffer[..amount.min(buffer.len())]);
-        }
-        self.inner.consume(amount);
     }
 }
 
