@@ -20,7 +20,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
-use super::DiskUsage;
+use super::{DiskUsage, charge};
 use crate::tree::btrfs::{file_system_id, is_btrfs};
 use crate::tree::btrfs_search::{EXTENT_DATA, HEADER, Item, Key, Search};
 
@@ -292,22 +292,7 @@ impl Extents {
     ) {
         self.tidy();
         let mut give = |length: u64, roots: &mut dyn Iterator<Item = u32>| {
-            let Some(first) = roots.next() else { return };
-            let (class, owner) = (class_of[first as usize], owner_of[first as usize]);
-            let mut others = Vec::new();
-            let mut only_here = true;
-            for root in roots {
-                only_here &= owner_of[root as usize] == owner;
-                let other = class_of[root as usize];
-                if other != class && !others.contains(&other) {
-                    others.push(other);
-                    sums[other].counted_elsewhere += length;
-                }
-            }
-            sums[class].allocated += length;
-            if only_here {
-                sums[class].exclusive += length;
-            }
+            charge(length, true, roots, class_of, owner_of, sums);
         };
         for same in self.list.chunk_by(|a, b| a.space == b.space) {
             for run in Runs(same) {

@@ -3,7 +3,7 @@
 //! Each worker appends to its own list, and the lists are sorted together at the end. That needs no lock, and the
 //! result does not depend on the workers' speed.
 
-use super::DiskUsage;
+use super::{DiskUsage, charge};
 
 /// One inode with several hard links, as seen from one root.
 #[derive(Clone, Copy, Debug)]
@@ -68,32 +68,20 @@ impl Links {
             .list
             .chunk_by(|a, b| (a.device, a.inode) == (b.device, b.inode))
         {
-            let first = class_of[inode[0].root as usize];
-            let owner = owner_of[inode[0].root as usize];
-            let mut seen = u64::from(inode[0].seen);
-            let mut only_here = true;
-            for (at, link) in inode.iter().enumerate().skip(1) {
-                seen += u64::from(link.seen);
-                only_here &= owner_of[link.root as usize] == owner;
-                let class = class_of[link.root as usize];
-                if class == first {
-                    continue;
-                }
-                // Several roots of one class count it once.
-                if !inode[1..at]
-                    .iter()
-                    .any(|before| class_of[before.root as usize] == class)
-                {
-                    sums[class].counted_elsewhere += inode[0].allocated;
-                }
-            }
-            let sums = &mut sums[first];
+            let Link {
+                root,
+                names,
+                apparent,
+                allocated,
+                ..
+            } = inode[0];
+            let seen: u64 = inode.iter().map(|link| u64::from(link.seen)).sum();
+            let all = seen >= u64::from(names);
+            let roots = inode.iter().map(|link| link.root);
+            charge(allocated, all, roots, class_of, owner_of, sums);
+            let sums = &mut sums[class_of[root as usize]];
             sums.entries += 1;
-            sums.apparent += inode[0].apparent;
-            sums.allocated += inode[0].allocated;
-            if only_here && seen >= u64::from(inode[0].names) {
-                sums.exclusive += inode[0].allocated;
-            }
+            sums.apparent += apparent;
         }
     }
 }

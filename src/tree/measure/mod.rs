@@ -111,6 +111,34 @@ impl std::iter::Sum for DiskUsage {
     }
 }
 
+/// Adds bytes that several roots reach to the class of the first, and to the classes of others as counted elsewhere.
+/// `all` tells whether these roots are all that reach them.
+fn charge(
+    bytes: u64,
+    all: bool,
+    mut roots: impl Iterator<Item = u32>,
+    class_of: &[usize],
+    owner_of: &[u32],
+    sums: &mut [DiskUsage],
+) {
+    let Some(first) = roots.next() else { return };
+    let (class, owner) = (class_of[first as usize], owner_of[first as usize]);
+    let (mut others, mut exclusive) = (Vec::new(), all);
+    for root in roots {
+        exclusive &= owner_of[root as usize] == owner;
+        let other = class_of[root as usize];
+        // Several roots of one class count it once.
+        if other != class && !others.contains(&other) {
+            others.push(other);
+            sums[other].counted_elsewhere += bytes;
+        }
+    }
+    sums[class].allocated += bytes;
+    if exclusive {
+        sums[class].exclusive += bytes;
+    }
+}
+
 /// A path that could not be read.
 #[derive(Debug)]
 pub struct Problem {
