@@ -340,7 +340,8 @@ fn profiles(config: &Config) -> Result<Vec<CompletionCandidate>> {
 fn targets() -> Vec<CompletionCandidate> {
     target::all()
         .map(|target| {
-            CompletionCandidate::new(target.name()).help(Some(target.info().product.clone().into()))
+            CompletionCandidate::new(target.name())
+                .help(Some(target.info().declared.product.clone().into()))
         })
         .collect()
 }

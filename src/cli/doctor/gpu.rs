@@ -41,7 +41,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         .gpus
         .iter()
         .map(|gpu| match gpu.target() {
-            Some(target) => ok(format!("GPU {gpu}: {}", target.info().product)),
+            Some(target) => ok(format!("GPU {gpu}: {}", target.info().declared.product)),
             None => note(format!("GPU {gpu}: TheRock does not support this target"))
                 .try_("rockenv target ls"),
         })

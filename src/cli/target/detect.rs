@@ -12,7 +12,7 @@ pub(super) fn detect(cx: &Context) -> Result<()> {
             object! {
                 #[serde(flatten)] gpu: gpu,
                 target: gpu.target(),
-                product: gpu.target().map(|target| target.info().product.as_str()),
+                product: gpu.target().map(|target| target.info().declared.product.as_str()),
             }
         });
         return cx.ui.json(&object! {
@@ -32,7 +32,7 @@ pub(super) fn detect(cx: &Context) -> Result<()> {
                 None => gpu.pci.clone(),
             };
             let product = gpu.target().map_or("not a target of TheRock", |target| {
-                target.info().product.as_str()
+                target.info().declared.product.as_str()
             });
             table.row([
                 gpu.index.to_string().as_str(),

@@ -10,10 +10,10 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
     let rows = target::all().map(|target| {
         object! {
             target: target.name(),
-            product: target.info().product.as_str(),
+            product: target.info().declared.product.as_str(),
             kind: target.info().kind,
             support: support_word(target.support()),
-            families: &target.info().families,
+            families: &target.info().declared.families,
         }
     });
     let rows: Vec<_> = rows.collect();

@@ -19,12 +19,11 @@ pub struct ShowArgs {
 pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
     let target = Target::named(&args.target)?;
     let info = target.info();
-    let excluded = info.excluded_projects.iter().map(|project| {
-        let issue = info.exclusion_issues.get(project);
+    let excluded = info.declared.excluded.iter().map(|one| {
         object! {
-            project: project.as_str(),
-            issue: issue.and_then(|issue| issue.as_deref()),
-            meaning: target::without(project),
+            project: one.project.as_str(),
+            issue: one.issue.as_deref(),
+            meaning: target::without(&one.project),
         }
     });
     let excluded: Vec<_> = excluded.collect();
@@ -40,14 +39,14 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
         return cx.ui.json(&object! {
             schema: "rockenv/target/1",
             target: target.name(),
-            product: &info.product,
+            product: &info.declared.product,
             marketing_names: target.products(),
             release_products: info.release_products.as_deref(),
             kind: info.kind,
-            families: &info.families,
+            families: &info.declared.families,
             r#override: target.override_version(),
             support: target.support(),
-            rccl_buildable: info.rccl_buildable,
+            rccl_buildable: info.rccl_buildable(),
             excluded_projects: &excluded,
             variant: variant,
             variant_because: because,
@@ -74,7 +73,7 @@ fn show_facts(cx: &Context, target: Target, variant: &str, here: &[Gpu]) {
     let info = target.info();
     let mut lines = vec![
         ("target", target.name().to_owned()),
-        ("product", info.product.clone()),
+        ("product", info.declared.product.clone()),
     ];
     let mut names = target.products().to_vec();
     names.extend(info.release_products.as_deref());
@@ -91,7 +90,7 @@ fn show_facts(cx: &Context, target: Target, variant: &str, here: &[Gpu]) {
         "kind",
         architecture.map_or_else(|| kind.to_owned(), |name| format!("{kind}, {name}")),
     ));
-    lines.push(("families", info.families.join(", ")));
+    lines.push(("families", info.declared.families.join(", ")));
     lines.push(("override", target.override_version()));
     let support = match support_word(target.support()) {
         "release" => "built, tested on hardware and ready for use",

@@ -274,10 +274,10 @@ impl<'a> Resolver<'a> {
             }),
             None => {
                 let info = Target::parse(target).ok()?.info();
-                let is_out = info.excluded_projects.iter().any(|one| one == project);
-                is_out.then(|| Excluded {
-                    issue: info.exclusion_issues.get(project).cloned().flatten(),
-                })
+                let mut excluded = info.declared.excluded.iter();
+                let found = excluded.find(|one| one.project == project)?;
+                let issue = found.issue.clone();
+                Some(Excluded { issue })
             }
         };
         for misfit in

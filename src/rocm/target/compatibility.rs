@@ -147,7 +147,7 @@ pub(crate) fn without(project: &str) -> Option<&'static str> {
 
 /// Returns the fitting variant of TheRock's profile, and the reason.
 pub(crate) fn advised_variant(info: &TargetInfo) -> (&'static str, &'static str) {
-    match (info.rccl_buildable, info.kind) {
+    match (info.rccl_buildable(), info.kind) {
         (false, _) => (
             "lean",
             "RCCL cannot be built for this target, and PyTorch does not need it",
@@ -194,8 +194,11 @@ mod tests {
     #[test]
     fn every_excluded_project_is_explained() {
         for target in target::all() {
-            for project in &target.info().excluded_projects {
-                assert!(without(project).is_some(), "{target} {project}");
+            for excluded in &target.info().declared.excluded {
+                assert!(
+                    without(&excluded.project).is_some(),
+                    "{target} {excluded:?}"
+                );
             }
         }
     }

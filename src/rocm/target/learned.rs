@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::{GpuKind, Platforms, Table, TargetInfo};
+use super::{GpuKind, Table, TargetInfo};
 use crate::rocm::therock::Declared;
 use crate::sys::atomic;
 use crate::sys::error::{Result, ResultExt as _};
@@ -80,19 +80,11 @@ impl Learned {
             let known = table
                 .targets
                 .iter()
-                .position(|row| row.name == declared.name);
+                .position(|row| row.declared.name == declared.name);
             let row = row(known.map(|at| &table.targets[at]), declared);
             match known {
                 Some(at) => table.targets[at] = row,
                 None => table.targets.push(row),
-            }
-        }
-        table.families.clear();
-        for row in &table.targets {
-            let own = std::iter::once(&row.name).filter(|name| !row.families.contains(name));
-            for family in own.chain(&row.families) {
-                let members = table.families.entry(family.clone()).or_default();
-                members.push(row.name.clone());
             }
         }
     }
@@ -112,19 +104,11 @@ pub(super) fn row(known: Option<&TargetInfo>, declared: &Declared) -> TargetInfo
         None if is_in("igpu-all") => GpuKind::Igpu,
         None => GpuKind::Dgpu,
     };
-    let excluded = declared.excluded.iter();
     TargetInfo {
-        name: declared.name.clone(),
-        product: declared.product.clone(),
+        declared: declared.clone(),
         kind,
-        families: declared.families.clone(),
-        excluded_projects: excluded.clone().map(|one| one.project.clone()).collect(),
-        exclusion_issues: excluded
-            .map(|one| (one.project.clone(), one.issue.clone()))
-            .collect(),
-        rccl_buildable: !declared.excluded.iter().any(|one| one.project == "rccl"),
         release_products: known.and_then(|known| known.release_products.clone()),
-        support: known.map_or_else(Platforms::default, |known| known.support.clone()),
+        support: known.and_then(|known| known.support.clone()),
     }
 }
 
@@ -173,28 +157,24 @@ mod tests {
         );
         learned.join(&mut table);
         assert_eq!(table.targets.len(), count + 1);
-        let find = |name: &str| table.targets.iter().find(|row| row.name == name).unwrap();
-        let laptop = find("gfx1103");
-        assert_eq!(
-            (laptop.product.as_str(), laptop.rccl_buildable),
-            ("A product", true)
-        );
+        let mut rows = table.targets.iter();
+        let laptop = rows.find(|row| row.declared.name == "gfx1103").unwrap();
+        assert_eq!(laptop.declared, learned.targets[0]);
+        assert!(laptop.rccl_buildable());
         // A checkout does not declare these facts.
         assert!(laptop.release_products.is_some());
-        let new = find("gfx1310");
-        assert_eq!((new.kind, new.rccl_buildable), (GpuKind::Dcgpu, false));
-        assert_eq!(table.families["gfx1-new"], ["gfx1103"]);
-        assert!(!table.families["gfx110X-all"].contains(&"gfx1103".to_owned()));
-        assert!(table.families["dcgpu-all"].contains(&"gfx1310".to_owned()));
+        let new = table.targets.last().unwrap();
+        assert_eq!(new.declared, learned.targets[1]);
+        assert_eq!((new.kind, new.rccl_buildable()), (GpuKind::Dcgpu, false));
     }
 
     #[test]
     fn what_is_compiled_in_joined_with_itself_is_the_same() {
         let table = compiled_in();
-        let rows: Vec<Declared> = table.targets.iter().map(TargetInfo::as_declared).collect();
+        let rows = table.targets.iter().map(|row| row.declared.clone());
+        let rows: Vec<Declared> = rows.collect();
         let mut joined = compiled_in();
         Learned::of(Path::new("/src"), &rows).join(&mut joined);
-        assert_eq!(joined.families, table.families);
         for (one, other) in joined.targets.iter().zip(&table.targets) {
             assert_eq!(format!("{one:?}"), format!("{other:?}"));
         }

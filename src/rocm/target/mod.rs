@@ -8,7 +8,7 @@ mod compatibility;
 mod learned;
 mod products;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -17,8 +17,6 @@ pub(crate) use learned::{Learned, file as learned_file};
 use serde::{Deserialize, Serialize};
 
 use crate::rocm::therock::Declared;
-#[cfg(test)]
-use crate::rocm::therock::Excluded;
 use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
 
@@ -47,31 +45,24 @@ pub struct Support {
     pub release_ready: bool,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Platforms {
-    linux: Option<Support>,
-}
-
 /// One row of the table.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TargetInfo {
-    #[serde(rename = "target")]
-    name: String,
-    /// The product's name in TheRock's CMake files.
-    pub product: String,
+    /// The facts of TheRock's CMake files.
+    #[serde(flatten)]
+    pub declared: Declared,
     pub kind: GpuKind,
-    /// Every family that contains the target, starting with the family of its own name.
-    pub families: Vec<String>,
-    /// Projects that TheRock excludes for this target.
-    pub excluded_projects: Vec<String>,
-    /// The upstream issue behind each exclusion, if there is one.
-    pub exclusion_issues: BTreeMap<String, Option<String>>,
-    /// RCCL can be built for this target alone.
-    pub rccl_buildable: bool,
     /// The products that releases support.
     pub release_products: Option<String>,
-    #[serde(default)]
-    support: Platforms,
+    support: Option<Support>,
+}
+
+impl TargetInfo {
+    /// Returns whether RCCL can be built for this target alone.
+    pub fn rccl_buildable(&self) -> bool {
+        let mut excluded = self.declared.excluded.iter();
+        !excluded.any(|one| one.project == "rccl")
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,7 +73,6 @@ struct Source {
 #[derive(Debug, Deserialize)]
 struct Table {
     source: Source,
-    families: BTreeMap<String, Vec<String>>,
     targets: Vec<TargetInfo>,
 }
 
@@ -110,7 +100,7 @@ const ALL: &str = "`rockenv target ls` shows them all, `rockenv target learn --s
 impl Target {
     /// Parses a name, which must be in the table.
     pub fn parse(name: &str) -> Result<Self> {
-        if let Some(info) = TABLE.targets.iter().find(|info| info.name == name) {
+        if let Some(info) = TABLE.targets.iter().find(|info| info.declared.name == name) {
             return Ok(Self(info));
         }
         let error = invalid!("unknown target `{}`", name.escape_debug());
@@ -160,7 +150,7 @@ impl Target {
     }
 
     pub fn name(&self) -> &'static str {
-        &self.0.name
+        &self.0.declared.name
     }
 
     pub fn info(&self) -> &'static TargetInfo {
@@ -169,12 +159,13 @@ impl Target {
 
     /// Returns upstream's Linux support, if documented.
     pub fn support(&self) -> Option<&'static Support> {
-        self.0.support.linux.as_ref()
+        self.0.support.as_ref()
     }
 
     /// Returns true if the target is in `family`. Every target is in the family of its own name.
     pub fn is_in(&self, family: &str) -> bool {
-        self.name() == family || self.0.families.iter().any(|name| name == family)
+        let mut families = self.0.declared.families.iter();
+        self.name() == family || families.any(|name| name == family)
     }
 
     /// Returns the value of `HSA_OVERRIDE_GFX_VERSION` that makes a runtime load code built for this target.
@@ -202,16 +193,19 @@ pub(crate) fn all() -> impl Iterator<Item = Target> {
 
 /// Returns the targets of a family; `None` if TheRock has no family of that name.
 pub(crate) fn family(name: &str) -> Option<Vec<Target>> {
-    let members = TABLE.families.get(name)?;
-    Some(
-        all()
-            .filter(|target| members.iter().any(|member| member == target.name()))
-            .collect(),
-    )
+    let members: Vec<Target> = all().filter(|target| target.is_in(name)).collect();
+    (!members.is_empty()).then_some(members)
 }
 
 pub(crate) fn families() -> impl Iterator<Item = &'static str> {
-    TABLE.families.keys().map(String::as_str)
+    let names = TABLE
+        .targets
+        .iter()
+        .flat_map(|TargetInfo { declared, .. }| {
+            let families = declared.families.iter().chain([&declared.name]);
+            families.map(String::as_str)
+        });
+    names.collect::<BTreeSet<_>>().into_iter()
 }
 
 /// Returns the names of targets for a message.
@@ -294,23 +288,6 @@ impl From<Target> for String {
 }
 
 #[cfg(test)]
-impl TargetInfo {
-    /// Returns the row as a checkout would declare it.
-    pub(crate) fn as_declared(&self) -> Declared {
-        let excluded = self.excluded_projects.iter().map(|project| Excluded {
-            project: project.clone(),
-            issue: self.exclusion_issues.get(project).cloned().flatten(),
-        });
-        Declared {
-            name: self.name.clone(),
-            product: self.product.clone(),
-            families: self.families.clone(),
-            excluded: excluded.collect(),
-        }
-    }
-}
-
-#[cfg(test)]
 pub(crate) fn parsed(names: &[&str]) -> Vec<Target> {
     let targets = names.iter().map(|name| Target::parse(name).unwrap());
     targets.collect()
@@ -327,14 +304,6 @@ mod tests {
         assert_eq!(table_commit().len(), 40);
         for target in all() {
             assert_eq!(Target::parse(target.name()).unwrap(), target);
-            for name in &target.info().families {
-                assert!(family(name).unwrap().contains(&target), "{target} {name}");
-            }
-        }
-        for name in families() {
-            for target in family(name).unwrap() {
-                assert!(target.is_in(name), "{target} {name}");
-            }
         }
     }
 

@@ -116,7 +116,7 @@ mod tests {
         let table: serde_json::Value =
             serde_json::from_str(include_str!("gpu_targets.json")).unwrap();
         for row in table["targets"].as_array().unwrap() {
-            let target = Target::parse(row["target"].as_str().unwrap()).unwrap();
+            let target = Target::parse(row["name"].as_str().unwrap()).unwrap();
             for name in row["marketing_names"].as_array().unwrap() {
                 let name = name.as_str().unwrap();
                 let name = name.trim_end_matches(" 8GB").trim_end_matches(" 4GB");

@@ -206,7 +206,7 @@ pub(crate) fn drift(checkout: &Checkout) -> Vec<Drift> {
 }
 
 fn one(target: Target, declared: &super::Declared, drift: &mut Vec<Drift>) {
-    let info = target.info();
+    let info = &target.info().declared;
     let name = || target.to_string();
     if info.product != declared.product {
         drift.push(Drift::Product {
@@ -227,24 +227,23 @@ fn one(target: Target, declared: &super::Declared, drift: &mut Vec<Drift>) {
     }
     for excluded in &declared.excluded {
         let project = &excluded.project;
-        if !info.excluded_projects.contains(project) {
-            drift.push(Drift::Excluded {
+        match info.excluded.iter().find(|one| one.project == *project) {
+            None => drift.push(Drift::Excluded {
                 target: name(),
                 excluded: excluded.clone(),
-            });
-            continue;
-        }
-        let was = info.exclusion_issues.get(project).cloned().flatten();
-        if was != excluded.issue {
-            drift.push(Drift::Issue {
-                target: name(),
-                project: project.clone(),
-                was,
-                now: excluded.issue.clone(),
-            });
+            }),
+            Some(Excluded { issue: was, .. }) if *was != excluded.issue => {
+                drift.push(Drift::Issue {
+                    target: name(),
+                    project: project.clone(),
+                    was: was.clone(),
+                    now: excluded.issue.clone(),
+                });
+            }
+            Some(_) => {}
         }
     }
-    for project in &info.excluded_projects {
+    for Excluded { project, .. } in &info.excluded {
         if !declared.excluded.iter().any(|one| one.project == *project) {
             drift.push(Drift::Included {
                 target: name(),
@@ -263,7 +262,7 @@ mod tests {
     fn same() -> Checkout {
         Checkout {
             targets: target::all()
-                .map(|target| target.info().as_declared())
+                .map(|target| target.info().declared.clone())
                 .collect(),
             ignored: Vec::new(),
             version: None,
