@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag};
+use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::{Gid, Uid, Whence, getegid, geteuid};
 
@@ -18,6 +18,7 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::flatten::Kind;
 use crate::tree::metadata;
+use crate::tree::reflink::{create_special, link_below};
 use crate::tree::root_fs::{self, Tree};
 use crate::tree::transfer::copy_range;
 use crate::tree::xattr::{self, Attributes};
@@ -129,15 +130,7 @@ impl Copy<'_> {
         let file = (stat.st_dev, stat.st_ino);
         if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
             if let Some(first) = self.names.get(&file) {
-                let (parent, first) = match first.iter().rposition(|byte| *byte == b'/') {
-                    Some(at) => (
-                        beneath::open_below(self.target, as_path(&first[..at])).context(fail)?,
-                        &first[at + 1..],
-                    ),
-                    None => (self.target.try_clone_to_owned()?, first.as_slice()),
-                };
-                return nix::unistd::linkat(parent, first, into, name, AtFlags::empty())
-                    .context(fail);
+                return link_below(self.target, as_path(first), into, name).context(fail);
             }
             self.names.insert(file, path.to_vec());
         }
@@ -154,23 +147,18 @@ impl Copy<'_> {
                 self.attributes(source.as_fd(), target.as_fd(), stat)
                     .context(fail)
             }
-            SFlag::S_IFLNK => {
-                let link = nix::fcntl::readlinkat(from, name).context(fail)?;
-                nix::unistd::symlinkat(link.as_os_str(), into, name).context(fail)?;
-                self.attributes_by_name(from, into, name, stat)
-                    .context(fail)
-            }
             _ => {
-                match nix::sys::stat::mknodat(into, name, kind, Mode::S_IRUSR, stat.st_rdev) {
+                match create_special(from, &stat, into, name) {
                     // Device nodes need root; engines bring their own. A skipped node must not be the target of a hard
                     // link.
-                    Err(Errno::EPERM) => {
+                    Err(Errno::EPERM) if kind != SFlag::S_IFLNK => {
                         self.names.remove(&file);
                         return Ok(());
                     }
                     other => other.context(fail)?,
                 }
-                self.attributes_by_name(from, into, name, stat)
+                let stat = self.metadata(stat);
+                metadata::copy_entry(from, &stat, into, name, &mut self.attributes, is_wanted)
                     .context(fail)
             }
         }
@@ -216,17 +204,6 @@ impl Copy<'_> {
     ) -> nix::Result<()> {
         let stat = self.metadata(stat);
         metadata::copy_open(from, &stat, into, &mut self.attributes, is_wanted)
-    }
-
-    fn attributes_by_name(
-        &mut self,
-        from: BorrowedFd<'_>,
-        into: BorrowedFd<'_>,
-        name: &[u8],
-        stat: FileStat,
-    ) -> nix::Result<()> {
-        let stat = self.metadata(stat);
-        metadata::copy_entry(from, &stat, into, name, &mut self.attributes, is_wanted)
     }
 }
 

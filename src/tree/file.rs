@@ -4,18 +4,18 @@
 use std::ffi::{CStr, CString};
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, renameat};
+use nix::fcntl::{OFlag, renameat};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 
+use super::listing::split;
 use super::transfer::Transport;
 use crate::sys::atomic::random_id;
-use crate::sys::beneath::{self, openat2};
+use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
 /// Maximum size of a file to change: hooks patch source code.
@@ -37,12 +37,12 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
     let shown = || format!("cannot read `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
-    let directory = match beneath::open_below(&top, &parent) {
-        Err(Errno::ENOENT | Errno::ENOTDIR) => return absent(&top, &parent),
+    let directory = match beneath::open_below(&top, parent) {
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return absent(&top, parent),
         other => other.context(shown)?,
     };
     let file = match open_regular(&directory, &name, OFlag::O_RDONLY) {
-        Err(Errno::ENOENT) => return absent(&top, &parent),
+        Err(Errno::ENOENT) => return absent(&top, parent),
         other => other.context(shown)?,
     };
     let stat = fstat(&file)?;
@@ -100,7 +100,7 @@ pub(crate) fn write(
     let shown = || format!("cannot write `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
-    let directory = make_directories(&top, &parent).context(shown)?;
+    let directory = make_directories(&top, parent).context(shown)?;
     let flags = OFlag::O_WRONLY | OFlag::O_TRUNC;
     let file = match open_regular(&directory, &name, flags) {
         Err(Errno::ENOENT) => create(&directory, &name).context(shown)?,
@@ -146,7 +146,7 @@ pub(crate) fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
     let none = [Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP];
-    let directory = match beneath::open_below(&top, &parent) {
+    let directory = match beneath::open_below(&top, parent) {
         Err(error) if none.contains(&error) => return Ok(None),
         other => other.context(shown)?,
     };
@@ -164,7 +164,7 @@ pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<(
     let shown = || format!("cannot write `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
-    let directory = make_directories(&top, &parent).context(shown)?;
+    let directory = make_directories(&top, parent).context(shown)?;
     // A parallel command may place the same file, and a longer name may be too long.
     let part = CString::new(format!(".rockenv-{}", random_id()?)).map_err(std::io::Error::from)?;
     let outcome = (|| {
@@ -184,7 +184,7 @@ pub(crate) fn remove(root: &Path, below: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
     let (parent, name) = split(below)?;
     let top = beneath::open_path(root)?;
-    let directory = beneath::open_below(&top, &parent).context(shown)?;
+    let directory = beneath::open_below(&top, parent).context(shown)?;
     unlinkat(&directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir).context(shown)
 }
 
@@ -193,7 +193,7 @@ pub(crate) fn move_out(root: &Path, below: &Path, to: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
     let (parent, name) = split(below)?;
     let top = beneath::open_path(root)?;
-    let holder = match beneath::open_below(&top, &parent) {
+    let holder = match beneath::open_below(&top, parent) {
         Err(Errno::ENOENT) => return Ok(()),
         other => other.context(shown)?,
     };
@@ -206,17 +206,6 @@ pub(crate) fn move_out(root: &Path, below: &Path, to: &Path) -> Result<()> {
 
 pub(crate) fn is_directory(root: &Path, below: &Path) -> bool {
     beneath::open_path(root).is_ok_and(|top| beneath::open_below(&top, below).is_ok())
-}
-
-fn split(below: &Path) -> Result<(PathBuf, CString)> {
-    let name = below.file_name().map(|name| CString::new(name.as_bytes()));
-    match (name, below.parent()) {
-        (Some(Ok(name)), Some(parent)) if !below.is_absolute() => Ok((parent.to_owned(), name)),
-        _ => Err(unexpected!(
-            "`{}` is not a path below a tree",
-            below.display()
-        )),
-    }
 }
 
 fn make_directories(top: &OwnedFd, below: &Path) -> nix::Result<OwnedFd> {
@@ -235,12 +224,8 @@ fn make_directories(top: &OwnedFd, below: &Path) -> nix::Result<OwnedFd> {
     Ok(at)
 }
 
-fn create(directory: &OwnedFd, name: &CString) -> nix::Result<OwnedFd> {
-    let how = OpenHow::new()
-        .flags(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC)
-        .mode(Mode::from_bits_truncate(0o644))
-        .resolve(beneath::BELOW);
-    let file = openat2(directory, name.as_c_str(), how)?;
+fn create(directory: &OwnedFd, name: &CStr) -> nix::Result<OwnedFd> {
+    let file = beneath::create(directory, name)?;
     fchmod(&file, Mode::from_bits_truncate(0o644))?;
     set_owner(file.as_fd(), directory.as_fd())?;
     Ok(file)

@@ -13,6 +13,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nix::NixPath;
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, readlinkat};
@@ -301,14 +302,9 @@ impl Copy<'_> {
         };
         drop(links);
         let first = first.ok_or(Errno::ENOENT)?;
-        let first_name = first.file_name().ok_or(Errno::ENOENT)?;
-        let (to, plain) = (&pair.target, AtFlags::empty());
-        match linkat(&self.top.target, first.as_path(), to, name, plain) {
-            Err(Errno::ENAMETOOLONG) => {
-                let above = first.parent().unwrap_or(Path::new(""));
-                let directory = beneath::open_below(&self.top.target, above)?;
-                linkat(directory, first_name, to, name, plain)?;
-            }
+        let (top, to) = (&self.top.target, &pair.target);
+        match linkat(top, first.as_path(), to, name, AtFlags::empty()) {
+            Err(Errno::ENAMETOOLONG) => link_below(top, &first, to, name)?,
             other => other?,
         }
         Ok(None)
@@ -367,11 +363,24 @@ fn open_source(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
     }
 }
 
-fn create_special(
+/// Links to the file at a path below a directory.
+pub(super) fn link_below<P: ?Sized + NixPath>(
+    top: impl AsFd,
+    first: &Path,
+    to: impl AsFd,
+    name: &P,
+) -> nix::Result<()> {
+    let above = beneath::open_below(top, first.parent().unwrap_or(Path::new("")))?;
+    let first = first.file_name().ok_or(Errno::ENOENT)?;
+    linkat(above, first, to, name, AtFlags::empty())
+}
+
+/// Creates a symlink, device, FIFO or socket like `name` in the directory `from`.
+pub(super) fn create_special<P: ?Sized + NixPath>(
     from: BorrowedFd<'_>,
     stat: &FileStat,
     to: BorrowedFd<'_>,
-    name: &CStr,
+    name: &P,
 ) -> nix::Result<()> {
     match beneath::kind(stat) {
         SFlag::S_IFLNK => {
