@@ -291,19 +291,18 @@ impl Extents {
         sums: &mut [DiskUsage],
     ) {
         self.tidy();
-        let mut give = |length: u64, roots: &mut dyn Iterator<Item = u32>| {
-            charge(length, true, roots, class_of, owner_of, sums);
-        };
         for same in self.list.chunk_by(|a, b| a.space == b.space) {
             for run in Runs(same) {
                 if run
                     .iter()
                     .all(|extent| (extent.start, extent.length) == (run[0].start, run[0].length))
                 {
-                    give(run[0].length, &mut run.iter().map(|extent| extent.root));
+                    let roots = run.iter().map(|extent| extent.root);
+                    charge(run[0].length, true, roots, class_of, owner_of, sums);
                 } else {
                     each_overlap(run, |length, active| {
-                        give(length, &mut active.keys().copied());
+                        let roots = active.keys().copied();
+                        charge(length, true, roots, class_of, owner_of, sums);
                     });
                 }
             }

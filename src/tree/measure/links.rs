@@ -68,20 +68,14 @@ impl Links {
             .list
             .chunk_by(|a, b| (a.device, a.inode) == (b.device, b.inode))
         {
-            let Link {
-                root,
-                names,
-                apparent,
-                allocated,
-                ..
-            } = inode[0];
+            let first = inode[0];
             let seen: u64 = inode.iter().map(|link| u64::from(link.seen)).sum();
-            let all = seen >= u64::from(names);
+            let all = seen >= u64::from(first.names);
             let roots = inode.iter().map(|link| link.root);
-            charge(allocated, all, roots, class_of, owner_of, sums);
-            let sums = &mut sums[class_of[root as usize]];
+            charge(first.allocated, all, roots, class_of, owner_of, sums);
+            let sums = &mut sums[class_of[first.root as usize]];
             sums.entries += 1;
-            sums.apparent += apparent;
+            sums.apparent += first.apparent;
         }
     }
 }
