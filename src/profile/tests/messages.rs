@@ -2,6 +2,26 @@
 
 use super::*;
 
+/// Returns the problems without the profile's text: on each line the place with the number of marked characters, the
+/// sentence, the label, and the help.
+fn folded(text: &str) -> String {
+    let message = message(text);
+    let problems = message.split("\n  × ").skip(1).map(|problem| {
+        let (sentence, rest) = problem.split_once('\n').unwrap();
+        let (_, rest) = rest.split_once("[/p/p.toml:").unwrap();
+        let (place, rest) = rest.split_once(']').unwrap();
+        let (marked, rest) = rest.split_once("╰── ").unwrap();
+        let width = marked.matches(['─', '┬']).count();
+        let (label, rest) = rest.split_once('\n').unwrap();
+        let (_, help) = rest.split_once("╰────").unwrap();
+        let help: Vec<_> = help.split_whitespace().collect();
+        let line = format!("{place}+{width} {sentence}: {label}; {}", help.join(" "));
+        line.trim_end().to_owned()
+    });
+    let problems: Vec<_> = problems.collect();
+    problems.join("\n")
+}
+
 #[test]
 fn structure_is_checked_all_at_once() {
     let text = r#"schema = 1
@@ -115,70 +135,14 @@ name = "tmp"
 kind = "build"
 target = "/proc/x"
 "#;
-    insta::assert_snapshot!(message(text), @r#"
-    profile `p` is invalid: 7 errors
-      × unknown target `gfx1013`
-       ╭─[/p/p.toml:3:12]
-     2 │ image = "debian"
-     3 │ targets = ["gfx1013", "gfx110X-igpu"]
-       ·            ────┬────
-       ·                ╰── not in the table
-     4 │ 
-       ╰────
-      help: did you mean `gfx1031`? `rockenv target ls` shows them all, `rockenv target learn --source DIR`
-            imports those of a newer TheRock
-      × unknown target `gfx110X-igpu`
-       ╭─[/p/p.toml:3:23]
-     2 │ image = "debian"
-     3 │ targets = ["gfx1013", "gfx110X-igpu"]
-       ·                       ───────┬──────
-       ·                              ╰── not in the table
-     4 │ 
-       ╰────
-      help: `gfx110X-igpu` is a family; name one or more of its targets: gfx1103
-      × bad size `230 gigs`
-       ╭─[/p/p.toml:6:8]
-     5 │ [resources]
-     6 │ disk = "230 gigs"
-       ·        ─────┬────
-       ·             ╰── here
-     7 │ memory-max = "110%"
-       ╰────
-      help: a number and K, M, G or T, such as "230G" or "1.5T"
-      × bad percentage `110%`
-       ╭─[/p/p.toml:7:14]
-     6 │ disk = "230 gigs"
-     7 │ memory-max = "110%"
-       ·              ───┬──
-       ·                 ╰── here
-     8 │ 
-       ╰────
-      help: "1%" to "100%"
-      × source `src` has neither `path` nor `git`
-        ╭─[/p/p.toml:10:8]
-      9 │ [[volume]]
-     10 │ name = "src"
-        ·        ──┬──
-        ·          ╰── this one
-     11 │ kind = "source"
-        ╰────
-      × `therock/src` is not an absolute path
-        ╭─[/p/p.toml:12:10]
-     11 │ kind = "source"
-     12 │ target = "therock/src"
-        ·          ──────┬──────
-        ·                ╰── here
-     13 │ 
-        ╰────
-      help: a path in the env starts with `/`
-      × `/proc/x` belongs to the engine
-        ╭─[/p/p.toml:17:10]
-     16 │ kind = "build"
-     17 │ target = "/proc/x"
-        ·          ────┬────
-        ·              ╰── here
-        ╰────
-      help: not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`
+    insta::assert_snapshot!(folded(text), @r#"
+    3:12+9 unknown target `gfx1013`: not in the table; help: did you mean `gfx1031`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
+    3:23+14 unknown target `gfx110X-igpu`: not in the table; help: `gfx110X-igpu` is a family; name one or more of its targets: gfx1103
+    6:8+10 bad size `230 gigs`: here; help: a number and K, M, G or T, such as "230G" or "1.5T"
+    7:14+6 bad percentage `110%`: here; help: "1%" to "100%"
+    10:8+5 source `src` has neither `path` nor `git`: this one;
+    12:10+13 `therock/src` is not an absolute path: here; help: a path in the env starts with `/`
+    17:10+9 `/proc/x` belongs to the engine: here; help: not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`
     "#);
 }
 
@@ -205,53 +169,12 @@ cmake -DGPU=${traget} \
   -DHOME=${HOME}
 '''
 "#;
-    insta::assert_snapshot!(message(text), @r#"
-    profile `p` is invalid: 5 errors
-      × there is no step `tset`
-       ╭─[/p/p.toml:5:14]
-     4 │ [gpu]
-     5 │ needed-by = ["tset"]
-       ·              ───┬──
-       ·                 ╰── not found
-     6 │ 
-       ╰────
-      help: did you mean `test`?
-      × bad duration `2 hours`
-        ╭─[/p/p.toml:15:11]
-     14 │ name = "test"
-     15 │ timeout = "2 hours"
-        ·           ────┬────
-        ·               ╰── here
-     16 │ inputs = ["scr"]
-        ╰────
-      help: numbers with d, h, m or s, such as "2h 30m"
-      × there is no volume of kind `source` called `scr`
-        ╭─[/p/p.toml:16:11]
-     15 │ timeout = "2 hours"
-     16 │ inputs = ["scr"]
-        ·           ──┬──
-        ·             ╰── not found
-     17 │ run = '''
-        ╰────
-      help: did you mean `src`?
-      × unknown `${traget}`
-        ╭─[/p/p.toml:18:13]
-     17 │ run = '''
-     18 │ cmake -DGPU=${traget} \
-        ·             ────┬────
-        ·                 ╰── here
-     19 │   -DHOME=${HOME}
-        ╰────
-      help: did you mean `${target}`? write `$${traget}` for a shell's own
-      × unknown `${HOME}`
-        ╭─[/p/p.toml:19:10]
-     18 │ cmake -DGPU=${traget} \
-     19 │   -DHOME=${HOME}
-        ·          ───┬───
-        ·             ╰── here
-     20 │ '''
-        ╰────
-      help: write `$${HOME}` for a shell's own, or add `HOME` to [params]
+    insta::assert_snapshot!(folded(text), @r#"
+    5:14+6 there is no step `tset`: not found; help: did you mean `test`?
+    15:11+9 bad duration `2 hours`: here; help: numbers with d, h, m or s, such as "2h 30m"
+    16:11+5 there is no volume of kind `source` called `scr`: not found; help: did you mean `src`?
+    18:13+9 unknown `${traget}`: here; help: did you mean `${target}`? write `$${traget}` for a shell's own
+    19:10+7 unknown `${HOME}`: here; help: write `$${HOME}` for a shell's own, or add `HOME` to [params]
     "#);
 }
 
