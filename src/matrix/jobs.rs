@@ -106,10 +106,7 @@ impl Runners {
                 let known = target::all()
                     .map(|target| target.name())
                     .chain(target::families());
-                let help = match suggest::closest(name, known) {
-                    Some(close) => format!("did you mean `{close}`?"),
-                    None => "`rockenv target ls` shows them all".to_owned(),
-                };
+                let help = suggest::help(name, known, "`rockenv target ls` shows them all");
                 return Err(invalid!("no target or family `{name}`").help(help));
             }
             if labels.is_empty() {

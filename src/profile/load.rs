@@ -231,12 +231,10 @@ fn same(a: &Origin, b: &Origin) -> bool {
 }
 
 fn unknown(dirs: &[Directory], name: &str) -> Error {
-    let error = not_found!("no profile `{}`", shorten(name));
     let known = names(dirs).unwrap_or_default();
-    match suggest::closest(name, known.iter().map(String::as_str)) {
-        Some(close) => error.help(format!("did you mean `{close}`?")),
-        None => error.help("`rockenv profile ls` shows them all"),
-    }
+    let known = known.iter().map(String::as_str);
+    let help = suggest::help(name, known, "`rockenv profile ls` shows them all");
+    not_found!("no profile `{}`", shorten(name)).help(help)
 }
 
 fn stem(origin: &Origin) -> Result<String> {

@@ -93,10 +93,8 @@ impl<'s> Walk<'s> {
         if known.contains(&text) {
             return true;
         }
-        let help = match suggest::closest(text, known.iter().copied()) {
-            Some(close) => format!("did you mean `{close}`?"),
-            None => format!("one of {}", list(&known)),
-        };
+        let all = format!("one of {}", list(&known));
+        let help = suggest::help(text, known.iter().copied(), &all);
         let message = format!("`{name}` cannot be `{}`", shorten(text));
         self.report(place, message, "unknown value", Some(help));
         false

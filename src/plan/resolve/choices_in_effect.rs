@@ -180,12 +180,11 @@ fn choice<'a>(
     let source = (what == STARTING_POINT).then_some(FROM_SOURCE);
     let names = by_version(choices.keys().map(String::as_str));
     let names: Vec<&str> = source.into_iter().chain(names).collect();
-    let help = match suggest::closest(name, names.iter().copied()) {
-        Some(close) => format!("did you mean `{close}`?"),
-        None if names.is_empty() => format!("leave out --{what}"),
-        None => format!("choose {}", names.join(" or ")),
+    let all = match names.is_empty() {
+        true => format!("leave out --{what}"),
+        false => format!("choose {}", names.join(" or ")),
     };
-    Err(usage!("{message}").help(help))
+    Err(usage!("{message}").help(suggest::help(name, names, &all)))
 }
 
 /// Sorts names by version.
@@ -203,13 +202,11 @@ pub(crate) fn version(text: &str) -> Vec<u64> {
 
 fn unknown_param(profile: &Profile, name: &str) -> Error {
     let shown: String = name.escape_debug().take(80).collect();
-    let error = usage!("profile `{}` has no parameter `{shown}`", profile.name);
-    match suggest::closest(name, profile.params.keys().map(String::as_str)) {
-        Some(close) => error.help(format!("did you mean `{close}`?")),
-        None if profile.params.is_empty() => error.help("it has none: leave out --param"),
-        None => {
-            let names: Vec<_> = profile.params.keys().map(String::as_str).collect();
-            error.help(format!("its parameters: {}", names.join(", ")))
-        }
-    }
+    let names: Vec<_> = profile.params.keys().map(String::as_str).collect();
+    let all = match names.is_empty() {
+        true => "it has none: leave out --param".to_owned(),
+        false => format!("its parameters: {}", names.join(", ")),
+    };
+    usage!("profile `{}` has no parameter `{shown}`", profile.name)
+        .help(suggest::help(name, names, &all))
 }

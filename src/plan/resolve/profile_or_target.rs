@@ -1,7 +1,5 @@
 //! Owns interpreting `X` in `up X` as a file, a profile or a target, and naming the env.
 
-use std::borrow::Cow;
-
 use crate::plan::ids::EnvName;
 use crate::profile::{is_path, shorten};
 use crate::rocm::target::{self, Target};
@@ -78,14 +76,12 @@ pub(crate) fn profile_or_target<'a>(
         }
         Err(_) => {
             let shown = argument.escape_debug().take(80).collect::<String>();
-            let error = not_found!("no profile or target `{shown}`");
             let known = profiles
                 .into_iter()
                 .chain(target::all().map(|target| target.name()));
-            Err(error.help(match suggest::closest(argument, known) {
-                Some(close) => Cow::Owned(format!("did you mean `{close}`?")),
-                None => Cow::Borrowed("`rockenv profile ls` and `rockenv target ls` show them all"),
-            }))
+            let all = "`rockenv profile ls` and `rockenv target ls` show them all";
+            let help = suggest::help(argument, known, all);
+            Err(not_found!("no profile or target `{shown}`").help(help))
         }
     }
 }
