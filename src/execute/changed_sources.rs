@@ -81,7 +81,9 @@ impl Execution<'_, '_> {
         before: &InputsBefore,
     ) -> Result<Option<String>> {
         for input in &step.inputs {
-            let expected = before.get(input).or_else(|| self.fingerprints.get(input));
+            let expected = before
+                .get(input)
+                .or_else(|| self.spec.fingerprints.get(input));
             let is_changed = match self.print_now(input) {
                 Ok(print) => expected != Some(&print),
                 Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
@@ -162,7 +164,7 @@ impl Execution<'_, '_> {
     ) -> Result<Vec<&'a str>> {
         let mut changed = Vec::new();
         for input in inputs {
-            if self.fingerprints.get(input) != Some(&self.print_now(input)?) {
+            if self.spec.fingerprints.get(input) != Some(&self.print_now(input)?) {
                 changed.push(input.as_str());
             }
         }

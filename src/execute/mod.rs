@@ -74,8 +74,6 @@ pub(crate) struct Execution<'a, 'store> {
     pub files: &'a CopyFiles,
     /// Directories of `source` volumes by name.
     pub sources: &'a BTreeMap<String, PathBuf>,
-    /// Fingerprints of the sources with hooks.
-    pub fingerprints: &'a BTreeMap<String, String>,
     /// The lock file to match, if any.
     pub locked: Option<&'a Lockfile>,
     pub hooks: &'a BTreeMap<String, Hook>,

@@ -247,7 +247,7 @@ impl<'a> Execution<'a, '_> {
             .filter_map(|planned| self.spec.step(&planned.name))
             .any(writes);
         if !written {
-            let known = self.fingerprints.get(name).cloned();
+            let known = self.spec.fingerprints.get(name).cloned();
             return known.ok_or_else(|| unexpected!("no fingerprint of source `{name}`"));
         }
         self.print_now(name)

@@ -44,7 +44,6 @@ pub(super) fn execute<'a>(
         plan,
         files: &selection.files,
         sources: &gathered.sources,
-        fingerprints: &spec.fingerprints,
         locked: selection.locked.as_ref().map(|locked| &locked.lock),
         hooks: &gathered.hooks,
         host: &selection.host,

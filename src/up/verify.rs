@@ -219,7 +219,6 @@ impl<'a> Rebuild<'a> {
             plan,
             files: &self.files,
             sources: &self.sources,
-            fingerprints: &self.spec.fingerprints,
             locked: self.locked.as_ref(),
             hooks: &self.hooks,
             host: &self.host,
