@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::jobs::{Job, hosted, take_option};
 use crate::sys::error::Result;
+use crate::sys::host::is_variable_name;
 
 /// How jobs invoke rockenv.
 #[derive(Clone, Debug)]
@@ -48,14 +49,8 @@ impl FromStr for Secret {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let plain = |name: &&str| {
-            let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            name.chars().all(word) && !name.starts_with(|c: char| c.is_ascii_digit())
-        };
         text.split_once('=')
-            .filter(|(variable, name)| {
-                [variable, name].iter().all(|one| !one.is_empty() && plain(one))
-            })
+            .filter(|(variable, name)| is_variable_name(variable) && is_variable_name(name))
             .map(|(variable, name)| Self {
                 variable: variable.to_owned(),
                 name: name.to_owned(),
