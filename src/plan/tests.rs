@@ -65,6 +65,13 @@ fn actions(plan: &Plan) -> String {
         .collect()
 }
 
+/// Returns the actions, the volumes, the layer to start from, and whether the env first moves there.
+fn shown(plan: &Plan) -> String {
+    let start = plan.start.as_deref().unwrap_or("image");
+    let moves = if plan.moves { " moves" } else { "" };
+    format!("{} {:?} {start}{moves}", actions(plan), plan.volumes)
+}
+
 fn built(names: &[&str]) -> Observed {
     let head = names.iter().rev().map(|name| layer(name)).collect();
     Observed {
@@ -81,28 +88,24 @@ fn built(names: &[&str]) -> Observed {
 fn what_a_registry_has_is_pulled_up_to_the_step_that_runs_again() {
     let steps = wanted(&["a", "b", "c", "d"]);
     let mut observed = built(&["a"]);
-    let mut shown = |key: &str, options: &StepOptions| {
+    let mut pulled = |key: &str, options: &StepOptions| {
         observed.remote = Some((key.into(), "r".to_owned()));
         actions(&plan(&steps, &observed, options))
     };
     let all = StepOptions::default();
-    assert_eq!(shown("k-c", &all), "hppr");
-    assert_eq!(shown("k-a", &all), "hrrr");
-    assert_eq!(shown("k-d", &all), "hppp");
+    assert_eq!(pulled("k-c", &all), "hppr");
+    assert_eq!(pulled("k-a", &all), "hrrr");
+    assert_eq!(pulled("k-d", &all), "hppp");
     let again = options!(rerun: Some("c".into()));
-    assert_eq!(shown("k-d", &again), "hrrr");
-    assert_eq!(shown("k-b", &again), "hprr");
+    assert_eq!(pulled("k-d", &again), "hrrr");
+    assert_eq!(pulled("k-b", &again), "hprr");
 }
 
 #[test]
 fn a_new_env_runs_everything_and_a_finished_one_nothing() {
-    let steps = wanted(&["a", "b"]);
-    let fresh = plan(&steps, &Observed::default(), &StepOptions::default());
-    assert_eq!(
-        (actions(&fresh).as_str(), fresh.volumes),
-        ("rr", Volumes::Live)
-    );
-    assert!(plan(&steps, &built(&["a", "b"]), &StepOptions::default()).is_empty());
+    let fresh = decided(&["a", "b"], &Observed::default());
+    assert_eq!(shown(&fresh), "rr Live image");
+    assert!(decided(&["a", "b"], &built(&["a", "b"])).is_empty());
 }
 
 #[test]
@@ -124,11 +127,13 @@ fn a_layer_of_another_env_is_adopted() {
         freezes_volumes: true,
         ..Observed::default()
     };
-    let plan = decided(&["a", "b"], &observed);
-    assert_eq!(
-        (actions(&plan).as_str(), plan.start.as_deref(), plan.moves),
-        ("hr", Some("l-a"), true)
-    );
+    let adopted = "hr Restored l-a moves";
+    assert_eq!(shown(&decided(&["a", "b"], &observed)), adopted);
+    // So does an incremental step: it starts with that layer's volumes.
+    let mut steps = wanted(&["a", "b"]);
+    steps[1].incremental = true;
+    let first = plan(&steps, &observed, &StepOptions::default());
+    assert_eq!(shown(&first), adopted);
 }
 
 #[test]
@@ -138,10 +143,7 @@ fn a_gap_in_the_layers_does_not_matter() {
         ..Observed::default()
     };
     let plan = decided(&["a", "b", "c"], &observed);
-    assert_eq!(
-        (actions(&plan).as_str(), plan.start.as_deref()),
-        ("hhr", Some("l-b"))
-    );
+    assert_eq!(shown(&plan), "hhr Live l-b moves");
 }
 
 #[test]
@@ -149,14 +151,11 @@ fn a_failed_step_goes_on_with_its_volumes_and_a_changed_one_does_not() {
     let mut observed = built(&["a"]);
     observed.attempt = Some("k-b".into());
     let resumed = decided(&["a", "b"], &observed);
-    assert_eq!(
-        (actions(&resumed).as_str(), resumed.volumes, resumed.moves),
-        ("hr", Volumes::Live, false)
-    );
+    assert_eq!(shown(&resumed), "hr Live l-a");
     assert_eq!(resumed.steps[1].why, "did not finish last time");
     observed.attempt = Some("k-old".into());
     let changed = decided(&["a", "b"], &observed);
-    assert_eq!((changed.volumes, changed.moves), (Volumes::Restored, true));
+    assert_eq!(shown(&changed), "hr Restored l-a moves");
     let mut steps = wanted(&["a", "b"]);
     steps[1].incremental = true;
     assert_eq!(
@@ -168,30 +167,11 @@ fn a_failed_step_goes_on_with_its_volumes_and_a_changed_one_does_not() {
 }
 
 #[test]
-fn an_incremental_step_on_another_envs_layer_starts_with_that_layers_volumes() {
-    let mut steps = wanted(&["a", "b"]);
-    steps[1].incremental = true;
-    let observed = Observed {
-        layers: layers(&["a"]),
-        freezes_volumes: true,
-        ..Observed::default()
-    };
-    let first = plan(&steps, &observed, &StepOptions::default());
-    assert_eq!(
-        (first.start.as_deref(), first.volumes, first.moves),
-        (Some("l-a"), Volumes::Restored, true)
-    );
-}
-
-#[test]
 fn an_attempt_that_is_not_wanted_any_more_is_undone() {
     let mut observed = built(&["a", "b"]);
     observed.attempt = Some("k-edited".into());
     let undone = decided(&["a", "b"], &observed);
-    assert_eq!(
-        (actions(&undone).as_str(), undone.volumes, undone.moves),
-        ("hh", Volumes::Restored, true)
-    );
+    assert_eq!(shown(&undone), "hh Restored l-b moves");
     observed.freezes_volumes = false;
     assert!(decided(&["a", "b"], &observed).is_empty());
 }
@@ -203,17 +183,11 @@ fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
     observed.layers.remove(&key("b"));
     observed.layers.remove(&key("c"));
     let stays = decided(&["a", "b", "c"], &observed);
-    assert_eq!(
-        (actions(&stays).as_str(), stays.volumes),
-        ("hrr", Volumes::Live)
-    );
+    assert_eq!(shown(&stays), "hrr Live l-a moves");
     assert_eq!(stays.notes.len(), 1);
     let options = options!(clean: true);
     let clean = plan(&wanted(&["a", "b", "c"]), &observed, &options);
-    assert_eq!(
-        (actions(&clean).as_str(), clean.volumes, clean.start),
-        ("rrr", Volumes::Fresh, None)
-    );
+    assert_eq!(shown(&clean), "rrr Fresh image moves");
 }
 
 #[test]
@@ -239,10 +213,7 @@ fn rerun_and_until_cut_the_list() {
         &built(&["a", "b", "c"]),
         &options,
     );
-    assert_eq!(
-        (actions(&plan).as_str(), plan.start.as_deref()),
-        ("hr-", Some("l-a"))
-    );
+    assert_eq!(shown(&plan), "hr- Restored l-a moves");
     let again: Vec<bool> = plan.steps.iter().map(|step| step.again).collect();
     assert_eq!(again, [false, true, false]);
 }
@@ -265,10 +236,7 @@ fn a_clean_env_has_nothing_that_was_changed_by_hand() {
     observed.is_modified = true;
     assert!(plan(&steps, &observed, &StepOptions::default()).is_empty());
     let plan = plan(&steps, &observed, &clean);
-    assert_eq!(
-        (actions(&plan).as_str(), plan.moves, plan.volumes),
-        ("h", true, Volumes::Restored)
-    );
+    assert_eq!(shown(&plan), "h Restored l-a moves");
     assert!(plan.keep_changes);
 }
 
@@ -281,14 +249,7 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
     assert!(plan(&steps, &observed, &all).is_empty());
     observed.outlived.push("l-b".into());
     let undone = plan(&steps, &observed, &all);
-    assert_eq!(
-        (
-            actions(&undone).as_str(),
-            undone.start.as_deref(),
-            undone.moves
-        ),
-        ("h", Some("l-a"), true)
-    );
+    assert_eq!(shown(&undone), "h Restored l-a moves");
     // The step has changed, and is not requested yet.
     let until = options!(until: Some("a".into()));
     let mut steps = wanted(&["a", "c"]);
