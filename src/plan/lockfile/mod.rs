@@ -321,110 +321,92 @@ pub struct Observed {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::plan::resolve::BaseImage;
 
-    fn parts(names: &[&str]) -> BTreeMap<String, String> {
-        let parts = names.iter();
-        parts
-            .map(|name| ((*name).to_owned(), "9".repeat(12)))
-            .collect()
-    }
+    /// A lock file with a value in every part.
+    pub(crate) const EXAMPLE: &str = r#"# What `rockenv up --locked` builds from. Made by `rockenv lock`: keep it with the profile, do not edit it.
+version = 2
+profile = "p"
+targets = ["gfx1103"]
+variant = "lean"
+from = "source"
+build-user = "1000:1000"
 
-    /// Returns a lock file with a value in every part.
+[params]
+jobs = "4"
+
+[image]
+name = "debian"
+recipe = "1111111111111111111111111111111111111111111111111111111111111111"
+key = "2222222222222222222222222222222222222222222222222222222222222222"
+digest = "3333333333333333333333333333333333333333333333333333333333333333"
+snapshot = "20260101T000000Z"
+source-date = 1767225600
+
+[image.env]
+LANG = "C"
+
+[image.packages]
+bash = "5.2.37-2 amd64"
+zlib1g = "1.3-1 amd64"
+
+[source.therock]
+git = "https://example.org/therock"
+rev = "main"
+commit = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+
+[source.therock.submodules]
+"base/half" = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+
+[hooks]
+h = "4444444444444444444444444444444444444444444444444444444444444444"
+
+[fetched.ninja]
+url = "https://example.org/ninja.zip"
+sha256 = "5555555555555555555555555555555555555555555555555555555555555555"
+
+[files.tarballs]
+"zlib/zlib.tar.gz" = "6666666666666666666666666666666666666666666666666666666666666666"
+
+[files.tarballs."xz/xz.tar.gz"]
+url = "https://example.org/xz.tar.gz"
+sha256 = "9999999999999999999999999999999999999999999999999999999999999999"
+
+[[step]]
+name = "z-first"
+key = "6cff91b4516e742a98cc06077fbfda396384d0eb3085b3b7f44d6cfc335f2d5f"
+
+[step.parts]
+"input therock" = "999999999999"
+script = "999999999999"
+settings = "999999999999"
+
+[step.pins]
+meson = "1.7.0 sha256:7777777777777777777777777777777777777777777777777777777777777777"
+
+[[step]]
+name = "a-second"
+key = "55565a698aa3e80704d6179f1be0fd48ef5663140ec730993fbd74e30544414f"
+
+[step.parts]
+script = "999999999999"
+settings = "999999999999"
+
+[step.prints.artifacts]
+base = "8888888888888888888888888888888888888888888888888888888888888888"
+blas = ""
+
+[step.prints.stages]
+math = ["blas"]
+
+[observed]
+time = "2026-01-02T03:04:05Z"
+rockenv = "0.1.0"
+engine = "nspawn"
+kernel = "6.18.0"
+"#;
+
     pub(crate) fn example() -> Lockfile {
-        let digest = |digit: &str| digit.repeat(64);
-        Lockfile {
-            version: VERSION,
-            profile: "p".to_owned(),
-            targets: vec!["gfx1103".to_owned()],
-            machine_targets: Vec::new(),
-            variant: Some("lean".to_owned()),
-            from: "source".to_owned(),
-            build_user: "1000:1000".to_owned(),
-            params: BTreeMap::from([("jobs".to_owned(), "4".to_owned())]),
-            image: LockedImage {
-                name: "debian".to_owned(),
-                recipe: digest("1"),
-                key: digest("2").as_str().into(),
-                digest: digest("3"),
-                resolved: None,
-                env: BTreeMap::from([("LANG".to_owned(), "C".to_owned())]),
-                snapshot: Some("20260101T000000Z".to_owned()),
-                source_date: 1_767_225_600,
-                packages: BTreeMap::from([
-                    ("bash".to_owned(), "5.2.37-2 amd64".to_owned()),
-                    ("zlib1g".to_owned(), "1.3-1 amd64".to_owned()),
-                ]),
-            },
-            source: BTreeMap::from([(
-                "therock".to_owned(),
-                LockedSource {
-                    git: Some("https://example.org/therock".to_owned()),
-                    rev: Some("main".to_owned()),
-                    commit: Some("a".repeat(40)),
-                    content: None,
-                    submodules: BTreeMap::from([("base/half".to_owned(), "b".repeat(40))]),
-                },
-            )]),
-            hooks: BTreeMap::from([("h".to_owned(), digest("4"))]),
-            fetched: BTreeMap::from([(
-                "ninja".to_owned(),
-                Fetched {
-                    url: Some("https://example.org/ninja.zip".to_owned()),
-                    sha256: digest("5"),
-                },
-            )]),
-            files: BTreeMap::from([(
-                "tarballs".to_owned(),
-                BTreeMap::from([
-                    (
-                        "xz/xz.tar.gz".to_owned(),
-                        CacheFile::Fetched(Fetched {
-                            url: Some("https://example.org/xz.tar.gz".to_owned()),
-                            sha256: digest("9"),
-                        }),
-                    ),
-                    (
-                        "zlib/zlib.tar.gz".to_owned(),
-                        CacheFile::Sha256(digest("6")),
-                    ),
-                ]),
-            )]),
-            steps: vec![
-                LockedStep {
-                    name: "z-first".into(),
-                    key: StepKey::base(&BaseImage::Known("one".into())),
-                    parts: parts(&["script", "settings", "input therock"]),
-                    pins: BTreeMap::from([(
-                        "meson".to_owned(),
-                        format!("1.7.0 sha256:{}", digest("7")),
-                    )]),
-                    prints: None,
-                    incremental: false,
-                },
-                LockedStep {
-                    name: "a-second".into(),
-                    key: StepKey::base(&BaseImage::Known("two".into())),
-                    parts: parts(&["script", "settings"]),
-                    pins: Pins::new(),
-                    prints: Some(LockedFingerprints {
-                        artifacts: BTreeMap::from([
-                            ("blas".to_owned(), String::new()),
-                            ("base".to_owned(), digest("8")),
-                        ]),
-                        stages: BTreeMap::from([("math".to_owned(), ["blas".to_owned()].into())]),
-                    }),
-                    incremental: false,
-                },
-            ],
-            observed: Observed {
-                time: "2026-01-02T03:04:05Z".parse().unwrap(),
-                rockenv: "0.1.0".to_owned(),
-                engine: "nspawn".to_owned(),
-                kernel: "6.18.0".to_owned(),
-                amdgpu: None,
-            },
-        }
+        parse(EXAMPLE, "the example").unwrap()
     }
 
     #[test]
