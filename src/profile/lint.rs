@@ -88,98 +88,41 @@ fn unlimited(profile: &Profile) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::load::from_text;
+    use super::super::tests::cases;
     use super::*;
+
+    const HEAD: &str = r#"
+schema = 1
+image = "debian"
+params = { target-dir = "/t" }
+volume = [
+    { name = "out", kind = "output", target = "/out" },
+    { name = "src", kind = "source", path = "/srv", target = "/src" },
+]
+"#;
 
     #[test]
     fn says_what_is_probably_not_meant() {
-        let profile = from_text(
-            "p",
+        for (body, want) in cases(
             r#"
-            schema = 1
-            image = "debian"
-            [env]
-            GFX = "${target}"
-            [[volume]]
-            name = "src"
-            kind = "source"
-            path = "/srv/src"
-            target = "/src"
-            [[step]]
-            name = "build"
-            run = "make -j${jobs}"
+            env = { GFX = "${target}" }; step = [{ name = "a", run = "make -j${jobs}" }] => [env] GFX | no step has `inputs | `${jobs}` is used
+            env = { A = "${target-dir}" }; step = [{ name = "a", run = "make", inputs = ["src"] }] => none
+            env = { A = "${target.override}" }; step = [{ name = "a", run = "make", inputs = ["src"] }] => [env] A depends
+            env = { A = "${targets}" }; step = [{ name = "a", run = "make", inputs = ["src"] }] => [env] A depends
+            env = { MAKEFLAGS = "-j99", PATH = "/usr/bin" }; step = [{ name = "a", run = "make", inputs = ["src"] }] => [env] MAKEFLAGS | [env] PATH
+            step = [{ name = "a", run = "make", inputs = ["src"], env = { MAKEFLAGS = "" } }] => step `a`: MAKEFLAGS
+            step = [{ name = "a", run = "make", inputs = ["src"], env = { PATH = "/run/rockenv/bin:/bin" } }] => none
+            step = [{ name = "a", export = [{ from = "/x/*.whl", to = "out" }], inputs = ["src/*"] }] => step `a`: `/x/*.whl` | step `a`: `src/*`
+            step = [{ name = "a", export = [{ from = "/x/dist", to = "out" }], inputs = ["src"] }] => none
+            step = [{ name = "a", run = "make" }] => no step has `inputs = ["src"]`
+            step = [{ name = "a", run = "make", inputs = ["src/sub"] }] => none
             "#,
-        )
-        .unwrap();
-        let advice = advice(&profile);
-        assert_eq!(advice.len(), 3, "{advice:#?}");
-    }
-
-    #[test]
-    fn a_parameter_is_no_target() {
-        let text = "schema = 1\nimage = \"debian\"\nparams = { target-dir = \"/t\" }\n\
-                    [[step]]\nname = \"one\"\nrun = \"make\"\n[env]\n";
-        for (value, count) in [("target-dir", 0), ("target.override", 1), ("targets", 1)] {
-            let advice = advice(&from_text("p", &format!("{text}A = \"${{{value}}}\"\n")).unwrap());
-            assert_eq!(advice.len(), count, "{value}: {advice:#?}");
-        }
-    }
-
-    #[test]
-    fn variables_that_turn_the_jobserver_off_are_named() {
-        let text = "schema = 1\nimage = \"debian\"\n[env]\nMAKEFLAGS = \"-j99\"\nPATH = \"/usr/bin\"\n\
-                    [[step]]\nname = \"one\"\nrun = \"make\"\n\
-                    env = { PATH = \"/run/rockenv/bin:/bin\", MAKEFLAGS = \"\" }\n";
-        let advice = advice(&from_text("p", text).unwrap());
-        let starts = ["[env] MAKEFLAGS", "[env] PATH", "step `one`: MAKEFLAGS"];
-        assert_eq!(advice.len(), starts.len(), "{advice:#?}");
-        for (advice, start) in advice.iter().zip(starts) {
-            assert!(advice.starts_with(start), "{advice}");
-        }
-    }
-
-    #[test]
-    fn a_pattern_is_one_path() {
-        for (from, input, count) in [("/x/*.whl", "src/*", 2), ("/x/dist", "src", 0)] {
-            let text = format!(
-                r#"
-                schema = 1
-                image = "debian"
-                volume = [
-                    {{ name = "out", kind = "output", target = "/out" }},
-                    {{ name = "src", kind = "source", path = "/srv", target = "/src" }},
-                ]
-                [[step]]
-                name = "export"
-                export = [{{ from = "{from}", to = "out" }}]
-                inputs = ["{input}"]
-                "#
-            );
-            assert_eq!(advice(&from_text("p", &text).unwrap()).len(), count);
-        }
-    }
-
-    #[test]
-    fn a_path_in_a_source_uses_the_source() {
-        let text = |input: &str| {
-            format!(
-                r#"
-                schema = 1
-                image = "debian"
-                [[volume]]
-                name = "src"
-                kind = "source"
-                path = "/srv/src"
-                target = "/src"
-                [[step]]
-                name = "build"
-                inputs = [{input}]
-                run = "make"
-                "#
-            )
-        };
-        for (input, count) in [("", 1), (r#""src""#, 0), (r#""src/sub""#, 0)] {
-            let advice = advice(&from_text("p", &text(input)).unwrap());
-            assert_eq!(advice.len(), count, "{input}: {advice:#?}");
+        ) {
+            let advice = advice(&from_text("p", &format!("{HEAD}{body}\n")).unwrap());
+            let want: Vec<_> = want.split(" | ").filter(|one| *one != "none").collect();
+            let mut pairs = advice.iter().zip(&want);
+            let is_said = pairs.all(|(advice, start)| advice.starts_with(*start));
+            assert!(advice.len() == want.len() && is_said, "{body}: {advice:#?}");
         }
     }
 }
