@@ -295,30 +295,47 @@ mod tests {
     use super::*;
     use crate::sys::error::Kind;
 
+    /// Returns a directory with an empty output volume, an item that does not exist yet, and the arguments that export
+    /// it.
+    fn item() -> (tempfile::TempDir, PathBuf, PathBuf, [String; 2]) {
+        let directory = tempfile::tempdir().unwrap();
+        let [from, to] = ["item", "out"].map(|name| directory.path().join(name));
+        fs::create_dir(&to).unwrap();
+        let arguments = [&to, &from].map(|path| path.display().to_string());
+        (directory, from, to, arguments)
+    }
+
+    /// Checks the manifest with `sha256sum`.
+    fn check_sums(volume: &Path) {
+        let status = std::process::Command::new("sha256sum")
+            .args(["--check", "--strict", MANIFEST])
+            .current_dir(volume)
+            .output()
+            .unwrap();
+        assert!(status.status.success(), "{status:?}");
+    }
+
     #[test]
     fn a_killed_export_owns_what_it_had_written_and_what_it_had_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let (from, to) = (directory.path().join("a"), directory.path().join("out"));
-        fs::create_dir(&to).unwrap();
+        let (_directory, from, to, arguments) = item();
         fs::write(to.join(MANIFEST), b"somebody's\r\n\xff").unwrap();
-        let arguments = [to.display().to_string(), from.display().to_string()];
         for text in ["one", "two", "three"] {
             fs::write(&from, text).unwrap();
             export(&arguments).unwrap();
-            assert_eq!(fs::read_to_string(to.join("a")).unwrap(), text);
+            assert_eq!(fs::read_to_string(to.join("item")).unwrap(), text);
             // Killed before or after the rename.
             let sum = hex::encode(Sha256::digest("next"));
             let mut manifest = Manifest::read(&to).unwrap();
             let next = Exported::File(sum);
-            manifest.announce(&to, Path::new("a"), &next).unwrap();
+            manifest.announce(&to, Path::new("item"), &next).unwrap();
             if text == "two" {
-                fs::write(to.join("a"), "next").unwrap();
+                fs::write(to.join("item"), "next").unwrap();
             }
         }
         export(&arguments).unwrap();
         let text = fs::read(to.join(MANIFEST)).unwrap();
         let sum = hex::encode(Sha256::digest("three"));
-        let line = format!("{sum}  a\n");
+        let line = format!("{sum}  item\n");
         let mark = hex::encode(Sha256::digest(&line));
         let wanted = format!("\n# exported by rockenv: 1 {mark}\n{line}").into_bytes();
         assert_eq!(text, [b"somebody's\r\n\xff", &wanted[..]].concat());
@@ -326,20 +343,15 @@ mod tests {
 
     #[test]
     fn a_manifest_has_any_name_and_none_of_a_file_that_is_gone() {
-        let directory = tempfile::tempdir().unwrap();
-        let to = directory.path().join("out");
-        let from = directory.path().join("result");
-        for path in [&to, &from] {
-            fs::create_dir(path).unwrap();
-        }
+        let (_directory, from, to, arguments) = item();
+        fs::create_dir(&from).unwrap();
         let names: [&[u8]; 5] = [b"a\nb", b"c\\nd", b"\xffe", b"\\", b"gone"];
         for name in names {
             fs::write(from.join(std::ffi::OsStr::from_bytes(name)), name).unwrap();
         }
-        let arguments = [to.display().to_string(), from.display().to_string()];
         export(&arguments).unwrap();
         fs::remove_file(from.join("gone")).unwrap();
-        fs::remove_file(to.join("result/gone")).unwrap();
+        fs::remove_file(to.join("item/gone")).unwrap();
         // The manifest is read again, and files that an export wrote are replaced.
         for name in &names[..4] {
             fs::write(from.join(std::ffi::OsStr::from_bytes(name)), "new").unwrap();
@@ -347,20 +359,12 @@ mod tests {
         export(&arguments).unwrap();
         let text = fs::read(to.join(MANIFEST)).unwrap();
         assert_eq!(text.split(|byte| *byte == b'\n').count(), 6);
-        let status = std::process::Command::new("sha256sum")
-            .args(["--check", "--strict", MANIFEST])
-            .current_dir(&to)
-            .output()
-            .unwrap();
-        assert!(status.status.success(), "{status:?}");
+        check_sums(&to);
     }
 
     #[test]
     fn lines_of_somebody_else_are_never_an_exports() {
-        let directory = tempfile::tempdir().unwrap();
-        let (from, to) = (directory.path().join("a"), directory.path().join("out"));
-        fs::create_dir(&to).unwrap();
-        let arguments = [to.display().to_string(), from.display().to_string()];
+        let (directory, from, to, arguments) = item();
         let manifest = to.join(MANIFEST);
         fs::write(&from, "one").unwrap();
         export(&arguments).unwrap();
@@ -395,18 +399,13 @@ mod tests {
         assert_eq!(text, format!("{theirs}{ours}"));
         fs::write(&from, "two").unwrap();
         export(&arguments).unwrap();
-        assert_eq!(fs::read_to_string(to.join("a")).unwrap(), "two");
+        assert_eq!(fs::read_to_string(to.join("item")).unwrap(), "two");
     }
 
     #[test]
     fn an_export_has_a_manifest_that_sha256sum_accepts() {
-        let directory = tempfile::tempdir().unwrap();
-        let (from, to) = (
-            directory.path().join("result"),
-            directory.path().join("out"),
-        );
+        let (_directory, from, to, arguments) = item();
         fs::create_dir_all(from.join("lib")).unwrap();
-        fs::create_dir(&to).unwrap();
         fs::write(from.join("lib/a.so"), "code").unwrap();
         fs::write(from.join("lib/b.so"), "other").unwrap();
         fs::hard_link(from.join("lib/b.so"), from.join("lib/c.so")).unwrap();
@@ -415,9 +414,8 @@ mod tests {
         fs::set_permissions(from.join("empty"), mode).unwrap();
         symlink("a.so", from.join("lib/a b -> c")).unwrap();
         fs::write(to.join("kept"), "the user's own").unwrap();
-        let arguments = [to.display().to_string(), from.display().to_string()];
         export(&arguments).unwrap();
-        let out = |name: &str| fs::symlink_metadata(to.join("result").join(name)).unwrap();
+        let out = |name: &str| fs::symlink_metadata(to.join("item").join(name)).unwrap();
         assert_eq!(out("lib/b.so").ino(), out("lib/c.so").ino());
         assert_eq!(out("empty").mode() & 0o777, 0o750);
         let made = fs::symlink_metadata(from.join("lib/a.so")).unwrap();
@@ -425,10 +423,10 @@ mod tests {
             out("lib/a.so").modified().unwrap(),
             made.modified().unwrap()
         );
-        let link = to.join("result/lib/a b -> c");
+        let link = to.join("item/lib/a b -> c");
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("a.so"));
         let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
-        assert_has!(text, "# result/lib/a\\x20b\\x20->\\x20c -> a.so\n");
+        assert_has!(text, "# item/lib/a\\x20b\\x20->\\x20c -> a.so\n");
         // A link that an export left is replaced; others are not.
         fs::remove_file(from.join("lib/a b -> c")).unwrap();
         symlink("b.so", from.join("lib/a b -> c")).unwrap();
@@ -441,15 +439,9 @@ mod tests {
         fs::remove_file(&link).unwrap();
         fs::write(from.join("lib/a.so"), "code 2").unwrap();
         export(&arguments).unwrap();
-        let status = std::process::Command::new("sha256sum")
-            .arg("-c")
-            .arg(MANIFEST)
-            .current_dir(&to)
-            .output()
-            .unwrap();
-        assert!(status.status.success());
+        check_sums(&to);
         assert_eq!(
-            fs::read_to_string(to.join("result/lib/a.so")).unwrap(),
+            fs::read_to_string(to.join("item/lib/a.so")).unwrap(),
             "code 2"
         );
         assert_eq!(
@@ -475,12 +467,7 @@ mod tests {
 
     #[test]
     fn nothing_to_export_fails_the_step() {
-        let directory = tempfile::tempdir().unwrap();
-        let error = export(&[
-            directory.path().display().to_string(),
-            "/nowhere/at/all".into(),
-        ])
-        .unwrap_err();
-        assert_eq!(error.kind(), Kind::StepFailed);
+        let (_directory, _, _, arguments) = item();
+        assert_eq!(export(&arguments).unwrap_err().kind(), Kind::StepFailed);
     }
 }
