@@ -45,6 +45,24 @@ pub struct Past {
     pub log: PathBelow,
 }
 
+#[cfg(test)]
+impl Past {
+    /// Makes a run of env `a` with one job and 64 GiB of memory, for tests.
+    pub(crate) fn sample(step: &str, outcome: Outcome) -> Self {
+        Self {
+            time: Timestamp::UNIX_EPOCH,
+            env: "a".into(),
+            step: step.into(),
+            key: step.into(),
+            outcome,
+            jobs: 1,
+            memory: 64 << 30,
+            cost: Cost::default(),
+            log: "logs/a.log".into(),
+        }
+    }
+}
+
 /// A number and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Figure<T = u32> {
@@ -244,15 +262,8 @@ mod tests {
 
     fn run(step: &str, jobs: u32, outcome: Outcome) -> Past {
         Past {
-            time: Timestamp::UNIX_EPOCH,
-            env: "a".into(),
-            step: step.into(),
-            key: step.into(),
-            outcome,
             jobs,
-            memory: 64 * GIB,
-            cost: Cost::default(),
-            log: "logs/a.log".into(),
+            ..Past::sample(step, outcome)
         }
     }
 

@@ -83,6 +83,32 @@ pub struct Layer {
     pub pins: Pins,
 }
 
+#[cfg(test)]
+impl Layer {
+    /// Makes a layer on an image that no env made, for tests.
+    pub(crate) fn sample(id: LayerId) -> Self {
+        Self {
+            title: id.to_string(),
+            id,
+            key: None,
+            parent: None,
+            env: None,
+            image_key: "image".into(),
+            tree: None,
+            created: Timestamp::UNIX_EPOCH,
+            boot: String::new(),
+            volumes: BTreeMap::new(),
+            history: None,
+            kept: None,
+            begun: None,
+            began: None,
+            cost: None,
+            prints: None,
+            pins: Pins::new(),
+        }
+    }
+}
+
 impl Layer {
     /// Returns its name in lock files: its step's key, which a rebuilt layer shares, or else its id.
     pub(crate) fn locked_name(&self) -> &str {

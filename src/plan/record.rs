@@ -186,6 +186,31 @@ pub struct Failed {
     pub shown: Option<Moment>,
 }
 
+#[cfg(test)]
+impl Record {
+    /// Makes the record of a complete env, for tests.
+    pub(crate) fn sample(id: &str, made: Timestamp) -> Self {
+        Self {
+            version: VERSION,
+            id: id.into(),
+            created: made,
+            used: made,
+            profile: "p".to_owned(),
+            targets: Vec::new(),
+            image: "base".to_owned(),
+            image_key: "image".into(),
+            engine: "nspawn".to_owned(),
+            service: None,
+            head: Head::default(),
+            snapshots: Vec::new(),
+            steps: Vec::new(),
+            failed: None,
+            complete: true,
+            command: None,
+        }
+    }
+}
+
 impl Snapshot {
     /// Makes the snapshot of a layer that no record names.
     pub(crate) fn of(layer: &Layer, name: String) -> Self {

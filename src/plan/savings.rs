@@ -143,7 +143,6 @@ fn figure(step: &Step, past: &[Past]) -> Option<Figure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::record::Cost;
     use crate::profile::from_text;
 
     const TEXT: &str = r#"
@@ -187,19 +186,10 @@ run = "x"
         let profile = from_text("p", TEXT).unwrap();
         let spec =
             crate::plan::resolve::resolve(&profile, &crate::plan::resolve::tests_inputs()).unwrap();
-        let ran = |outcome, seconds: u64| Past {
-            time: jiff::Timestamp::UNIX_EPOCH,
-            env: "x".into(),
-            step: "libs".into(),
-            key: "libs".into(),
-            outcome,
-            jobs: 1,
-            memory: 0,
-            cost: Cost {
-                wall_ms: seconds * 1000,
-                ..Cost::default()
-            },
-            log: "logs/a.log".into(),
+        let ran = |outcome, seconds: u64| {
+            let mut past = Past::sample("libs", outcome);
+            past.cost.wall_ms = seconds * 1000;
+            past
         };
         let past = [
             ran(Outcome::Done, 30),
@@ -228,7 +218,7 @@ run = "x"
                 ),
             ]
         );
-        assert_eq!(points[1].figures[1].source, "env x, on this machine");
+        assert_eq!(points[1].figures[1].source, "env a, on this machine");
         assert_eq!(points[0].figures[0].source, "them");
     }
 }

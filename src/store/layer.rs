@@ -375,37 +375,17 @@ pub(crate) fn boot_id() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use jiff::Timestamp;
-
     use super::*;
     use crate::plan::ids::StepKey;
-    use crate::plan::layer::History;
-    use crate::plan::pins::Pins;
 
     #[test]
     fn of_two_layers_of_one_key_the_second_gets_another_id() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(&directory.path().join("store")).unwrap();
         let layer = |id: LayerId| Layer {
-            id,
             key: Some("key".into()),
-            parent: None,
-            env: None,
-            image_key: "image".into(),
-            tree: None,
-            title: "one".into(),
-            created: Timestamp::now(),
             boot: boot_id(),
-            volumes: BTreeMap::new(),
-            history: History::Clean,
-            kept: None,
-            begun: None,
-            began: None,
-            cost: None,
-            prints: None,
-            pins: Pins::new(),
+            ..Layer::sample(id)
         };
         let trees = ["a", "b"].map(|name| directory.path().join(name));
         for tree in &trees {

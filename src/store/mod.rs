@@ -484,17 +484,7 @@ mod tests {
         let env = store.lock_env(&name, "up", std::time::Duration::ZERO);
         let env = env.unwrap();
         let add = |step: &str| {
-            let row = Past {
-                time: jiff::Timestamp::UNIX_EPOCH,
-                env: name.clone(),
-                step: step.into(),
-                key: step.into(),
-                outcome: record::Outcome::Done,
-                jobs: 1,
-                memory: 1,
-                cost: record::Cost::default(),
-                log: "logs/a.log".into(),
-            };
+            let row = Past::sample(step, record::Outcome::Done);
             env.add_metrics(&row).unwrap();
         };
         add("old");

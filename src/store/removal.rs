@@ -382,7 +382,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::plan::record::{Head, Origin};
+    use crate::plan::record::Origin;
 
     #[test]
     fn any_number_of_snapshots_can_be_marked_as_removed() {
@@ -397,22 +397,8 @@ mod tests {
             created: Timestamp::UNIX_EPOCH,
         };
         let record = Record {
-            version: 1,
-            id: "id".into(),
-            created: Timestamp::UNIX_EPOCH,
-            used: Timestamp::UNIX_EPOCH,
-            profile: "p".to_owned(),
-            targets: Vec::new(),
-            image: "base".to_owned(),
-            image_key: "image".into(),
-            engine: "nspawn".to_owned(),
-            service: None,
-            head: Head::default(),
             snapshots: (0..2000).map(snapshot).collect(),
-            steps: Vec::new(),
-            failed: None,
-            complete: true,
-            command: None,
+            ..Record::sample("id", Timestamp::UNIX_EPOCH)
         };
         atomic::write_json(&env.join("record.json"), &record).unwrap();
         let mut kept = record.snapshots.clone();

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::plan::ids::LayerId;
 use crate::plan::layer::{self, Layer};
-use crate::plan::record::{Failed, Head, Origin, Record, Snapshot};
+use crate::plan::record::{Failed, Origin, Record, Snapshot};
 
 const DAY: i64 = 24;
 const MIB: u64 = 1 << 20;
@@ -31,22 +31,8 @@ fn hours_ago(hours: i64) -> Timestamp {
 fn env(id: &str) -> Env {
     Env {
         record: Record {
-            version: 1,
-            id: id.into(),
-            created: hours_ago(1000),
             used: hours_ago(1),
-            profile: "p".to_owned(),
-            targets: Vec::new(),
-            image: "base".to_owned(),
-            image_key: "image".into(),
-            engine: "nspawn".to_owned(),
-            service: None,
-            head: Head::default(),
-            snapshots: Vec::new(),
-            steps: Vec::new(),
-            failed: None,
-            complete: true,
-            command: None,
+            ..Record::sample(id, hours_ago(1000))
         },
         used: hours_ago(1),
         busy: false,
@@ -73,26 +59,15 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
     Frozen {
         arrived: None,
         layer: Layer {
-            id: id.into(),
             key: Some(id.into()),
             parent: parent.map(LayerId::from),
             env: Some("e".into()),
-            image_key: "image".into(),
-            tree: None,
-            title: id.to_owned(),
             created: hours_ago(100),
-            boot: String::new(),
-            volumes: BTreeMap::new(),
-            history: layer::History::Clean,
-            kept: None,
-            begun: None,
-            began: None,
             cost: Some(layer::Cost {
                 bytes,
                 wall_ms: seconds * 1000,
             }),
-            prints: None,
-            pins: crate::plan::pins::Pins::new(),
+            ..Layer::sample(id.into())
         },
         bytes,
         at_service: 0,
