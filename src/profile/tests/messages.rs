@@ -41,77 +41,15 @@ kind = "sauce"
 run = true
 packages = "hipcc"
 "#;
-    insta::assert_snapshot!(message(text), @r#"
-    profile `p` is invalid: 8 errors
-      × unknown key `volumes`
-       ╭─[/p/p.toml:3:1]
-     2 │ image = "debian"
-     3 │ volumes = []
-       · ───┬───
-       ·    ╰── unknown
-     4 │ disk = 3
-       ╰────
-      help: did you mean `volume`?
-      × unknown key `disk`
-       ╭─[/p/p.toml:4:1]
-     3 │ volumes = []
-     4 │ disk = 3
-       · ──┬─
-       ·   ╰── unknown
-     5 │ 
-       ╰────
-      help: it belongs in [resources]
-      × unknown key `memory_per_job`
-       ╭─[/p/p.toml:7:1]
-     6 │ [resources]
-     7 │ memory_per_job = "4G"
-       · ───────┬──────
-       ·        ╰── unknown
-     8 │ tasks-max = "many"
-       ╰────
-      help: did you mean `memory-per-job`?
-      × `tasks-max` must be a whole number
-       ╭─[/p/p.toml:8:13]
-     7 │ memory_per_job = "4G"
-     8 │ tasks-max = "many"
-       ·             ───┬──
-       ·                ╰── this is a string
-     9 │ 
-       ╰────
-      × `kind` cannot be `sauce`
-        ╭─[/p/p.toml:12:8]
-     11 │ name = "src"
-     12 │ kind = "sauce"
-        ·        ───┬───
-        ·           ╰── unknown value
-     13 │ 
-        ╰────
-      help: did you mean `source`?
-      × missing key `name` in step entry
-        ╭─[/p/p.toml:14:1]
-     13 │ 
-     14 │ [[step]]
-        · ────┬───
-        ·     ╰── here
-     15 │ run = true
-        ╰────
-      × `run` must be a string
-        ╭─[/p/p.toml:15:7]
-     14 │ [[step]]
-     15 │ run = true
-        ·       ──┬─
-        ·         ╰── this is a boolean
-     16 │ packages = "hipcc"
-        ╰────
-      help: write `"true"`
-      × `packages` must be an array
-        ╭─[/p/p.toml:16:12]
-     15 │ run = true
-     16 │ packages = "hipcc"
-        ·            ───┬───
-        ·               ╰── this is a string
-        ╰────
-      help: write `["hipcc"]`
+    insta::assert_snapshot!(folded(text), @r#"
+    3:1+7 unknown key `volumes`: unknown; help: did you mean `volume`?
+    4:1+4 unknown key `disk`: unknown; help: it belongs in [resources]
+    7:1+14 unknown key `memory_per_job`: unknown; help: did you mean `memory-per-job`?
+    8:13+6 `tasks-max` must be a whole number: this is a string;
+    12:8+7 `kind` cannot be `sauce`: unknown value; help: did you mean `source`?
+    14:1+8 missing key `name` in step entry: here;
+    15:7+4 `run` must be a string: this is a boolean; help: write `"true"`
+    16:12+7 `packages` must be an array: this is a string; help: write `["hipcc"]`
     "#);
 }
 
