@@ -206,29 +206,6 @@ fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
 }
 
 #[test]
-fn rerun_and_until_cut_the_list() {
-    let options = options!(rerun: Some("b".into()), until: Some("b".into()));
-    let plan = plan(
-        &wanted(&["a", "b", "c"]),
-        &built(&["a", "b", "c"]),
-        &options,
-    );
-    assert_eq!(shown(&plan), "hr- Restored l-a moves");
-    let again: Vec<bool> = plan.steps.iter().map(|step| step.again).collect();
-    assert_eq!(again, [false, true, false]);
-}
-
-#[test]
-fn until_goes_back_only_when_the_env_does_not_stand_there() {
-    let options = options!(until: Some("a".into()));
-    assert!(plan(&wanted(&["a", "b"]), &built(&["a", "b"]), &options).is_empty());
-    // Nor if a later step began there: that step continues with its build tree.
-    let mut begun = built(&["a"]);
-    begun.attempt = Some("k-b".into());
-    assert!(plan(&wanted(&["a", "b"]), &begun, &options).is_empty());
-}
-
-#[test]
 fn a_clean_env_has_nothing_that_was_changed_by_hand() {
     let (steps, mut observed) = (wanted(&["a"]), built(&["a"]));
     let clean = options!(clean: true);
@@ -258,24 +235,6 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
 }
 
 #[test]
-fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
-    let (steps, all) = (wanted(&["a", "b"]), StepOptions::default());
-    let mut observed = built(&["a"]);
-    assert!(!plan(&steps, &observed, &all).moves);
-    observed.is_modified = true;
-    let next = plan(&steps, &observed, &all);
-    assert_eq!((next.moves, next.volumes), (true, Volumes::Restored));
-    // A resumed step keeps its volumes.
-    observed.attempt = Some("k-b".into());
-    let resumed = plan(&steps, &observed, &all);
-    assert_eq!((resumed.moves, resumed.volumes), (true, Volumes::Live));
-    observed.attempt = None;
-    observed.freezes_volumes = false;
-    let next = plan(&steps, &observed, &all);
-    assert_eq!((next.moves, next.volumes), (true, Volumes::Live));
-}
-
-#[test]
 fn volumes_that_commands_changed_stay_if_there_is_no_other_copy() {
     let mut observed = built(&["a"]);
     observed.freezes_volumes = false;
@@ -302,14 +261,6 @@ fn an_unusable_layer_says_why() {
         Some("its volume is another env's".into());
     let plan = decided(&["a"], &observed);
     assert_eq!(plan.steps[0].why, "its volume is another env's");
-}
-
-#[test]
-fn changes_are_kept_before_they_would_be_dropped() {
-    let mut observed = built(&["a"]);
-    observed.is_modified = true;
-    assert!(!decided(&["a"], &observed).keep_changes);
-    assert!(decided(&["a", "b"], &observed).keep_changes);
 }
 
 proptest! {
