@@ -179,37 +179,25 @@ mod tests {
 
     #[test]
     fn wrong_arguments() {
-        let fail = |argument: &str, flags: &[&str]| {
-            let error = ask(argument, flags, None).unwrap_err();
-            (error.kind(), error.help_text().unwrap().to_owned())
-        };
-        assert_eq!(
-            fail("hip-smok", &[]),
-            (Kind::NotFound, "did you mean `hip-smoke`?".to_owned())
-        );
-        assert_eq!(fail("gfx1113", &[]).1, "did you mean `gfx1103`?");
-        assert_eq!(
-            fail("nonsense", &[]).1,
-            "`rockenv profile ls` and `rockenv target ls` show them all"
-        );
-        assert!(fail("gfx110X-all", &[]).1.contains("is a family"));
-        assert_eq!(
-            fail("gfx1103", &["gfx1103", "gfx1100"]),
-            (
-                Kind::Usage,
-                "rockenv up therock --target gfx1103 --target gfx1100".to_owned()
-            )
-        );
-        assert_eq!(
-            fail("gfx900", &["gfx900", "gfx1100"]),
-            (
-                Kind::Usage,
-                "rockenv up therock --target gfx900 --target gfx1100".to_owned()
-            )
-        );
-        assert_eq!(fail("strix", &[]).0, Kind::Usage);
-        assert_eq!(fail("gfx1130", &[]).1, "did you mean `gfx1103`?");
-        assert_eq!(fail("a\0\u{1b}", &[]).0, Kind::NotFound);
+        let all = "`rockenv profile ls` and `rockenv target ls` show them all";
+        for (argument, help) in [
+            ("hip-smok", "did you mean `hip-smoke`?"),
+            ("gfx1113", "did you mean `gfx1103`?"),
+            ("nonsense", all),
+            ("a\0\u{1b}", all),
+        ] {
+            let error = ask(argument, &[], None).unwrap_err();
+            let found = (error.kind(), error.help_text());
+            assert_eq!(found, (Kind::NotFound, Some(help)), "{argument:?}");
+        }
+        let error = ask("gfx110X-all", &[], None).unwrap_err();
+        assert_has!(error.help_text().unwrap(), "is a family");
+        for own in ["gfx1103", "gfx900"] {
+            let error = ask(own, &[own, "gfx1100"], None).unwrap_err();
+            let help = format!("rockenv up therock --target {own} --target gfx1100");
+            let found = (error.kind(), error.help_text());
+            assert_eq!(found, (Kind::Usage, Some(help.as_str())), "{own}");
+        }
     }
 
     #[test]
