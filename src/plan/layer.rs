@@ -98,7 +98,7 @@ impl Layer {
             created: Timestamp::UNIX_EPOCH,
             boot: String::new(),
             volumes: BTreeMap::new(),
-            history: None,
+            history: History::Clean,
             kept: None,
             begun: None,
             began: None,
