@@ -59,8 +59,10 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         let free = inventory.free.saturating_sub(trash);
         return show(cx, &policy, &limits, free, trash, &plan);
     }
-    let done = collect(cx, &store, options, &limits, asked)?;
-    report(cx, &done, asked, free_space(store.root())?)
+    let mut done = collect(cx, &store, options, &limits, asked)?;
+    let failure = done.failure.take();
+    let reported = report(cx, &done, asked, free_space(store.root())?);
+    failure.map_or(reported, Err)
 }
 
 fn parse_size(text: &str) -> Result<u64> {

@@ -215,10 +215,13 @@ impl Context {
         Ok(())
     }
 
-    /// Ends a command that frees space. On a full disk, the trash is emptied before the ballast is restored.
+    /// Ends a command that frees space. On a full disk, the trash is emptied before the ballast is restored. An entry that
+    /// stays there does not fail the command, whose work is done.
     pub(crate) fn tidy_full(&self, store: &Store, ballast: Option<Dropped>) -> Result<()> {
-        if ballast.is_some() {
-            store.reclaim()?;
+        if ballast.is_some()
+            && let Err(error) = store.reclaim()
+        {
+            self.ui.warn(&error.chain().join(": "));
         }
         drop(ballast);
         self.tidy(store)

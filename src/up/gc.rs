@@ -12,7 +12,7 @@ use crate::plan::gc::{GcItem, GcTarget, Inventory, Plan, Rule, plan};
 use crate::store::Store;
 use crate::store::gc_apply::Removal;
 use crate::store::inventory::InventoryOptions;
-use crate::sys::error::Result;
+use crate::sys::error::{Error, Result};
 use crate::sys::host::{Host, Space, free_space, space};
 use crate::sys::process::Program;
 use crate::ui::size;
@@ -25,10 +25,11 @@ const ROUNDS: usize = 3;
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Removes unused data, and then what the limits allow until `asked` more bytes are free. Fails if the user declines.
+/// A failure after the first removal is in the result.
 pub(crate) fn collect(
     cx: &Context,
     store: &Store,
-    mut options: InventoryOptions,
+    options: InventoryOptions,
     limits: &Limits,
     asked: Option<u64>,
 ) -> Result<Done> {
@@ -51,9 +52,33 @@ pub(crate) fn collect(
         had_trash,
         ..Done::default()
     };
+    let outcome = remove(cx, store, options, limits, asked, before, &mut done);
+    let outcome = outcome.and(store.reclaim());
+    // Other processes may have written more than was freed.
+    done.freed = unused(store)?.saturating_sub(before);
+    drop(ballast);
+    let outcome = outcome.and(store.load_ballast());
+    if done.removed.is_empty() {
+        outcome?;
+    } else {
+        done.failure = outcome.err();
+    }
+    Ok(done)
+}
+
+/// Decides and removes, `before` being the free bytes at the start. Looks again if less was freed than estimated.
+fn remove(
+    cx: &Context,
+    store: &Store,
+    mut options: InventoryOptions,
+    limits: &Limits,
+    asked: Option<u64>,
+    before: u64,
+    done: &mut Done,
+) -> Result<()> {
     let mut agreed = BTreeSet::new();
     for round in 0..ROUNDS {
-        // An entry that stays in the trash keeps nothing else. The last call reports it.
+        // An entry that stays in the trash keeps nothing else. The call after the rounds reports it.
         drop(store.reclaim());
         let gained = unused(store)?.saturating_sub(before);
         let left = asked.map(|asked| asked.saturating_sub(gained));
@@ -73,19 +98,14 @@ pub(crate) fn collect(
             unused: asked.map(|asked| before.saturating_add(asked)),
             free: limits.min_free,
         };
-        let removed = apply(cx, store, &decision, limits, &goal, &mut done)?;
+        let removed = apply(cx, store, &decision, limits, &goal, done)?;
         done.notes = decision.plan.notes;
         // Look again only if space is still short and this round removed something.
         if removed == 0 || left.is_none_or(|left| left == 0) {
             break;
         }
     }
-    store.reclaim()?;
-    // Other processes may have written more than was freed.
-    done.freed = unused(store)?.saturating_sub(before);
-    drop(ballast);
-    store.load_ballast()?;
-    Ok(done)
+    Ok(())
 }
 
 /// The content of the store, and the planned removals.
@@ -155,6 +175,9 @@ pub(crate) struct Done {
     /// Bytes freed according to the file system.
     pub freed: u64,
     pub notes: Vec<String>,
+    /// The failure that ended it after some removals.
+    #[serde(skip)]
+    pub failure: Option<Error>,
 }
 
 #[derive(Debug, Serialize)]

@@ -11,7 +11,7 @@ use rockenv::testing::Store;
 
 use super::{fill, json, killed_at, names, round, snapshots, untouched};
 use crate::support::env::TestStore;
-use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::loopfs::{Kind, LoopFs, bind};
 use crate::support::random::Random;
 use crate::support::run::finish;
 use crate::support::terminal::Terminal;
@@ -183,6 +183,11 @@ fn full_disk(kind: Kind) {
     // The commands that `gc` suggests when it cannot remove more work on a full disk too.
     let name = store.env();
     store.rockenv(&["snapshot", "create", name, "mine"]).ok();
+    // An entry of the trash that cannot be removed does not fail them.
+    store.settle();
+    let stuck = store.home().join("trash/0123456789abcdef");
+    fs::create_dir(&stuck).unwrap();
+    let bound = bind(&store.home().join("caches"), &stuck);
     for words in [
         &["snapshot", "rm", name, "mine"][..],
         &["rm", "--yes", name],
@@ -192,6 +197,7 @@ fn full_disk(kind: Kind) {
         assert!(ballast.exists(), "no new ballast after {words:?}");
         fs::remove_file(&hog).unwrap();
     }
+    drop(bound);
     assert!(
         !store
             .home()
