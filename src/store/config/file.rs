@@ -19,11 +19,26 @@ use crate::rocm::target::Target;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, if_exists};
 use crate::sys::span::Place;
+use crate::sys::suggest;
 use crate::sys::trust::{self, Current};
 use crate::sys::trusted_files;
 
 /// Larger than any configuration, in bytes.
 const MAX_FILE: u64 = 1 << 20;
+/// The keys of `[mirror]` that name no host.
+const ARCHIVES: [&str; 11] = [
+    "debian",
+    "debian-snapshot",
+    "debian-security",
+    "debian-security-snapshot",
+    "debian-signed-by",
+    "ubuntu",
+    "ubuntu-snapshot",
+    "ubuntu-signed-by",
+    "arch",
+    "arch-snapshot",
+    "arch-signatures",
+];
 
 /// A configuration file, exactly as written. Relative paths start from its directory, and `~` is the caller's home.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
@@ -184,6 +199,14 @@ fn take(table: &mut DeTable<'_>, key: &[String]) -> Option<Place> {
     table.remove(last.as_str()).map(|value| value.span())
 }
 
+/// Returns whether a key of `[mirror]` names an archive or a host. A name without a domain and a port may be a host of
+/// the local network, unless it resembles that of an archive.
+fn is_mirrored(name: &str) -> bool {
+    ARCHIVES.contains(&name)
+        || name.contains(['.', ':'])
+        || suggest::closest(name, ARCHIVES).is_none()
+}
+
 /// A value that is invalid: its key, why, and help.
 type Bad = (Vec<String>, String, String);
 
@@ -202,14 +225,17 @@ impl File {
             );
         }
         let paths = [
-            ("home", &self.home),
-            ("ninja", &self.ninja),
-            ("sign-key", &self.sign_key),
-            ("verify-key", &self.verify_key),
+            ("home", self.home.as_slice()),
+            ("ninja", self.ninja.as_slice()),
+            ("sign-key", self.sign_key.as_slice()),
+            ("verify-key", self.verify_key.as_slice()),
+            ("profile-dirs", self.profile_dirs.as_slice()),
+            ("image-dirs", self.image_dirs.as_slice()),
+            ("hook-dirs", self.hook_dirs.as_slice()),
         ];
-        for (key, path) in paths {
+        for (key, paths) in paths {
             // It would name the directory of the file.
-            if path.as_deref() == Some(Path::new("")) {
+            if paths.contains(&PathBuf::new()) {
                 bad(key, "an empty path", "remove it");
             }
         }
@@ -255,6 +281,13 @@ impl File {
                 error.message(),
                 error.help_text().unwrap_or_default(),
             );
+        }
+        for name in self.mirror.keys().filter(|name| !is_mirrored(name)) {
+            all.push((
+                vec!["mirror".to_owned(), name.clone()],
+                "neither an archive nor a host with a domain or port".to_owned(),
+                suggest::help(name, ARCHIVES, "write the host's domain too"),
+            ));
         }
         let mut wrong = Vec::new();
         Policy::read(&self.gc, None, &mut wrong);

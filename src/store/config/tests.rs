@@ -63,7 +63,8 @@ fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
 
 #[test]
 fn the_environment_wins_over_a_file() {
-    let file = "home = '/srv/a'\njobs = 3\n[mirror]\ndebian = 'file:///m'\n";
+    let file = "home = '/srv/a'\njobs = 3\n[mirror]\ndebian = 'file:///m'\n\
+                buildserver = 'file:///m'\n'debiian.org' = 'file:///m'\n";
     assert_eq!(read(&[], file).unwrap().home, Path::new("/srv/a"));
     let [home, jobs] = [("ROCKENV_HOME", "/srv/b"), ("ROCKENV_JOBS", "7")];
     let config = read(&[home, jobs, ("CI", "true")], file).unwrap();
@@ -368,6 +369,14 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
         ("jobs = 4097", "jobs", 1),
         ("home = ''", "home", 1),
         ("\nverify-key = ''", "verify-key", 2),
+        ("profile-dirs = ['/srv', '']", "profile-dirs", 1),
+        ("image-dirs = ['']", "image-dirs", 1),
+        ("[mirror]\ndebain = 'file:///m'", "mirror.debain", 2),
+        (
+            "mirror.ubuntu-snapshots = 'file:///m'",
+            "mirror.ubuntu-snapshots",
+            1,
+        ),
         ("jobs = 1\ntargets = ['gfx1103', 'gfx1130']", "targets", 2),
         ("[gc]\nmin-free = '101%'", "gc.min-free", 2),
         ("[gc]\n\nkeep-at-most = '3'", "gc.keep-at-most", 3),
