@@ -280,9 +280,10 @@ pub(crate) fn exported(text: &str) -> Result<()> {
 /// Checks a destination in the env, which must not be below the engine's own mounts.
 pub(crate) fn destination(text: &str) -> Result<()> {
     inside(text)?;
-    let engines = ["/proc", "/sys", "/dev", "/run/rockenv"];
+    // In images, `/var/run` is a link to `/run`.
+    let engines = ["/proc", "/sys", "/dev", "/run/rockenv", "/var/run/rockenv"];
     let taken = engines.iter().any(|dir| Path::new(text).starts_with(dir))
-        || matches!(text, "/" | "/run" | "/tmp");
+        || matches!(text, "/" | "/run" | "/var/run" | "/tmp");
     match taken {
         false => Ok(()),
         true => Err(Refused::new(format!("`{}` belongs to the engine", shorten(text)))
@@ -486,7 +487,7 @@ mod tests {
     fn paths_inside() {
         let good = "/a|/a/b|/run/user|/tmp/x|/runner|/process|/a b|/run/rockenvx";
         let bad = "|a|./a|/|/proc|/proc/1|/sys|/dev/kfd|/run|/run/rockenv|/run/rockenv/bin|/tmp|/a/|\
-                   /a//b|/a/./b|/a/../proc|/a\nb|//proc|~";
+                   /var/run|/var/run/rockenv/x|/a//b|/a/./b|/a/../proc|/a\nb|//proc|~";
         check(destination, good, bad);
         check(
             mount_point,

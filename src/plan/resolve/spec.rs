@@ -516,7 +516,9 @@ fn list(names: &[At<String>]) -> String {
 /// Refuses a path whose files end with their step: each container gets some directories empty.
 fn lasting(path: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
     let is_in = |directory: &&str| Path::new(path).starts_with(directory);
-    let empty = ["/run", "/tmp", "/var/tmp"].into_iter().find(is_in);
+    // In images, `/var/run` and `/var/lock` are links into `/run`.
+    let directories = ["/run", "/tmp", "/var/tmp", "/var/run", "/var/lock"];
+    let empty = directories.into_iter().find(is_in);
     let mut volumes = volumes.iter().map(|volume| volume.target.as_str());
     match empty {
         Some(empty) if !volumes.any(|target| is_in(&target)) => Err(Refused::new(format!(

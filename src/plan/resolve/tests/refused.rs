@@ -166,7 +166,13 @@ fn files_that_end_with_their_step_are_neither_copied_nor_exported() {
         let exported = text.replace("from = \"${prefix}\"", &format!("from = \"{path}\""));
         [copied, exported].map(|text| resolve(&profile(&text), &inputs()))
     };
-    for path in ["/tmp/run.sh", "/var/tmp/x/run.sh", "/run/x"] {
+    for path in [
+        "/tmp/run.sh",
+        "/var/tmp/x/run.sh",
+        "/run/x",
+        "/var/run/x",
+        "/var/lock/x",
+    ] {
         for result in at(path, "/work") {
             let error = result.unwrap_err();
             assert_has!(error.message(), "is in no snapshot");
