@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -28,6 +29,8 @@ use crate::sys::{frames, signals};
 
 /// How long commands may take to exit after the agent receives SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long the agent waits after it could not accept a client. Another client may leave meanwhile.
+const FULL: Duration = Duration::from_millis(10);
 
 /// One client's connection and the command it started.
 #[derive(Debug)]
@@ -65,6 +68,8 @@ struct Agent {
     signals: SignalFd,
     rest: Rest,
     sessions: Vec<Session>,
+    /// Maximum number of sessions with a command. The agent needs descriptors to start commands and to find processes.
+    most: usize,
     /// Whether the agent exits after its last command.
     draining: bool,
     /// When the agent exits even if commands still run.
@@ -107,6 +112,7 @@ impl Agent {
             waits: 0,
             fresh: traces(),
         };
+        let (open, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
         frames::send(&holder, &FromAgent::Ready, &[])?;
         Ok(Self {
             holder,
@@ -115,6 +121,7 @@ impl Agent {
             signals,
             rest,
             sessions: Vec::new(),
+            most: usize::try_from(open - open / 8).unwrap_or(usize::MAX),
             draining: false,
             deadline: None,
         })
@@ -134,8 +141,10 @@ impl Agent {
         if ready.holder && !self.hear_holder()? {
             return Ok(false);
         }
+        let is_full = self.sessions.len() > self.most;
         for index in ready.sessions {
-            serve(&mut self.sessions[index], &mut self.rest, self.in_service);
+            let session = &mut self.sessions[index];
+            serve(session, &mut self.rest, self.in_service, is_full);
         }
         if self.rest.until.is_some() && self.sessions.iter().any(|one| one.pid.is_some()) {
             self.rest.until = None;
@@ -144,11 +153,14 @@ impl Agent {
         self.sessions
             .retain(|session| session.socket.is_some() || session.pid.is_some());
         if ready.listener {
-            let (socket, _) = self.listener.accept()?;
-            self.sessions.push(Session {
-                socket: Some(socket),
-                pid: None,
-            });
+            match self.listener.accept() {
+                Ok((socket, _)) => self.sessions.push(Session {
+                    socket: Some(socket),
+                    pid: None,
+                }),
+                // One client too many must not end the commands of the others.
+                Err(_) => std::thread::sleep(FULL),
+            }
         }
         Ok(true)
     }
@@ -331,12 +343,20 @@ fn traces() -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Handles one frame from a client. If the client has disconnected, kills its command.
-fn serve(session: &mut Session, rest: &mut Rest, in_service: bool) {
+/// Handles one frame from a client; a full agent starts no command. If the client has disconnected, kills its command.
+fn serve(session: &mut Session, rest: &mut Rest, in_service: bool, is_full: bool) {
     let Some(socket) = &session.socket else {
         return;
     };
     match frames::receive::<Request>(socket) {
+        Ok(Some((Request::Run(_), _))) if session.pid.is_none() && is_full => {
+            let refused = Reply::NotStarted {
+                code: 126,
+                message: "too many commands run in the container".to_owned(),
+            };
+            drop(frames::send(socket, &refused, &[]));
+            hang_up(session);
+        }
         Ok(Some((Request::Run(command), fds))) if session.pid.is_none() => {
             if frames::send(socket, &Reply::Starting, &[]).is_err() {
                 return hang_up(session);
@@ -486,7 +506,52 @@ mod tests {
     use std::os::unix::ffi::OsStrExt as _;
     use std::os::unix::process::CommandExt as _;
 
+    use nix::sys::signal::SigSet;
+
+    use super::super::wire::{Command, Word};
     use super::*;
+
+    #[test]
+    fn a_client_too_many_is_refused_and_the_agent_goes_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent");
+        let (holder, _other) = UnixStream::pair().unwrap();
+        let mut agent = Agent {
+            holder,
+            listener: UnixListener::bind(&path).unwrap(),
+            in_service: false,
+            signals: SignalFd::new(&SigSet::empty()).unwrap(),
+            rest: Rest {
+                limit: Duration::ZERO,
+                until: None,
+                waits: 0,
+                fresh: BTreeSet::new(),
+            },
+            sessions: Vec::new(),
+            most: 0,
+            draining: false,
+            deadline: None,
+        };
+        let client = UnixStream::connect(&path).unwrap();
+        let command = Command {
+            argv: vec![Word::Text("true".to_owned())],
+            env: Vec::new(),
+            cwd: "/".to_owned(),
+            uid: 0,
+            gid: 0,
+            groups: None,
+            no_new_privs: false,
+            tty: false,
+        };
+        frames::send(&client, &Request::Run(command), &[]).unwrap();
+        assert!(agent.serve_once().unwrap() && agent.serve_once().unwrap());
+        let (reply, _) = frames::receive::<Reply>(&client).unwrap().unwrap();
+        assert!(
+            matches!(reply, Reply::NotStarted { code: 126, .. }),
+            "{reply:?}"
+        );
+        assert!(agent.sessions.is_empty());
+    }
 
     #[test]
     fn an_agent_outside_of_a_container_does_nothing() {
