@@ -226,6 +226,20 @@ fn files_can_be_read_at_a_sitting() {
     }
 }
 
+/// std panics if the limit of processes is reached, and a panic ends the program.
+#[test]
+fn a_thread_that_cannot_start_is_an_error() {
+    for file in files("src") {
+        let text = text("src", &file);
+        let text = text.split("#[cfg(test)]").next().unwrap();
+        if !file.ends_with("tests.rs") {
+            for call in ["std::thread::spawn(", "scope.spawn("] {
+                assert!(!text.contains(call), "{}: {call}", file.display());
+            }
+        }
+    }
+}
+
 /// Returns the functions longer than `limit`, as `LINE: NAME has N lines`.
 fn long_functions(tokens: TokenStream, limit: usize) -> Vec<String> {
     let mut found = Vec::new();

@@ -137,7 +137,7 @@ impl Execution<'_, '_> {
             .collect();
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
         let run = step_log::run_name(Timestamp::now());
-        let durable = sync::Durable::start(self.store);
+        let durable = sync::Durable::start(self.store)?;
         let stopped = self.run_steps(&run, &durable);
         let stopped = stopped.and_then(|stopped| self.end_stale_views().map(|()| stopped));
         let synced = durable.finish();

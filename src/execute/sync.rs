@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::plan::ids::LayerId;
 use crate::store::Store;
 use crate::sys::error::Result;
+use crate::sys::thread;
 
 /// How long layers are collected for one sync. A sync delays the next step, and short steps need no sync of their own.
 const GATHER: Duration = Duration::from_millis(300);
@@ -20,10 +21,10 @@ pub(super) struct Durable {
 
 impl Durable {
     /// Starts with nothing to write.
-    pub(super) fn start(store: &Store) -> Self {
+    pub(super) fn start(store: &Store) -> Result<Self> {
         let (layers, incoming) = channel::<LayerId>();
         let store = store.clone();
-        let thread = std::thread::spawn(move || {
+        let thread = thread::start(move || {
             while let Ok(first) = incoming.recv() {
                 let mut gathered = vec![first];
                 while let Ok(layer) = incoming.recv_timeout(GATHER) {
@@ -32,8 +33,8 @@ impl Durable {
                 store.make_durable(&gathered)?;
             }
             Ok(())
-        });
-        Self { layers, thread }
+        })?;
+        Ok(Self { layers, thread })
     }
 
     /// Queues a layer to be written soon.

@@ -81,7 +81,7 @@ pub(super) fn decompressed<T>(
     };
     std::thread::scope(|scope| {
         let (sender, receiver) = sync_channel::<io::Result<Vec<u8>>>(4);
-        scope.spawn(move || {
+        std::thread::Builder::new().spawn_scoped(scope, move || {
             let mut decoder = match decoder(kind, source) {
                 Ok(decoder) => decoder,
                 Err(error) => return drop(sender.send(Err(error))),
@@ -115,7 +115,7 @@ pub(super) fn decompressed<T>(
                     break;
                 }
             }
-        });
+        })?;
         let mut chunks = Chunks {
             receiver,
             current: Vec::new(),

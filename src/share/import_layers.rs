@@ -30,7 +30,7 @@ use crate::store::shared::{IncomingLayers, Shared};
 use crate::store::{Layer, Store};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::sys::host;
+use crate::sys::{host, thread};
 use crate::tree::{self, Method};
 use crate::ui::size;
 
@@ -261,7 +261,7 @@ impl<'a> Pull<'a> {
         let (sender, news) = channel();
         let (cancel, document, needed) = (cx.cancel, self.document, self.needed.clone());
         std::thread::scope(|scope| {
-            let downloads = scope.spawn(|| {
+            let downloads = thread::start_in(scope, || {
                 let sender = sender;
                 fetch::run(cancel, async {
                     let all = futures_util::stream::iter(needed)
@@ -278,7 +278,7 @@ impl<'a> Pull<'a> {
                         () = fetch::until_set(&failed) => Ok(()),
                     }
                 })
-            });
+            })?;
             let mut downloaded = Downloaded {
                 news,
                 counter: &counter,

@@ -25,6 +25,7 @@ use crate::store::shared::Blob;
 use crate::store::{Layer, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
+use crate::sys::thread;
 
 /// An empty archive, for a step without changes.
 const EMPTY: [u8; 1024] = [0; 1024];
@@ -125,7 +126,7 @@ pub(super) async fn send(
     let wanted: Vec<String> = missing.keys().map(|&layer| layer.to_owned()).collect();
     if !wanted.is_empty() {
         let (socket, image, done) = (kept.socket.clone(), kept.image.clone(), Arc::clone(done));
-        let reading = std::thread::spawn(move || read(&socket, &image, wanted, &sender, &done));
+        let reading = thread::start(move || read(&socket, &image, wanted, &sender, &done))?;
         let mut outcome = Ok(());
         while let Some(Package {
             diff_id,

@@ -17,6 +17,7 @@ use crate::image::oci::changes::{LayerContent, pack};
 use crate::image::oci::{Attempts, Upload};
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result};
+use crate::sys::thread;
 use crate::ui::size;
 
 const CHUNK: usize = 256 << 10;
@@ -60,11 +61,11 @@ pub(super) async fn send(
     let mut measured = None;
     loop {
         if to.wants_digests() && measured.is_none() {
-            let (mut pieces, packing) = packed(changes, done, alone);
+            let (mut pieces, packing) = packed(changes, done, alone)?;
             while pieces.recv().await.is_some() {}
             measured = packing.outcome().await?.map(|sent| sent.blob);
         }
-        let (pieces, packing) = packed(changes, done, alone);
+        let (pieces, packing) = packed(changes, done, alone)?;
         let outcome = async || packing.outcome().await;
         let known = measured.as_ref();
         if let Some(sent) = transfer(to, pieces, outcome, known, &mut attempts).await? {
@@ -93,13 +94,13 @@ impl Drop for Packing {
 }
 
 /// Packs a layer in its own thread.
-fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces, Packing) {
+fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> Result<(Pieces, Packing)> {
     let (chunked, pieces) = chunked(alone);
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let (ended, outcome) = oneshot::channel();
     let (changes, done) = (changes.clone(), Arc::clone(done));
-    std::thread::spawn(move || {
+    thread::start(move || {
         let outcome = chunked.compress(|archive| {
             let mut before = 0;
             let mut progress = |now: u64| {
@@ -110,8 +111,8 @@ fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces
         });
         // The receiver may have stopped waiting.
         drop(ended.send(outcome));
-    });
-    (pieces, Packing { outcome, stop })
+    })?;
+    Ok((pieces, Packing { outcome, stop }))
 }
 
 /// Returns both ends of a layer's stream. A layer that is not sent `alone` is compressed by a single thread.

@@ -19,6 +19,7 @@ pub(crate) mod signals;
 pub(crate) mod sockets;
 pub(crate) mod span;
 pub(crate) mod suggest;
+pub(crate) mod thread;
 pub(crate) mod trust;
 pub(crate) mod trusted_files;
 pub(crate) mod userns;

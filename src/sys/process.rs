@@ -25,6 +25,7 @@ use nix::unistd::Pid;
 use crate::sys::account::rights::caller_umask;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
+use crate::sys::thread;
 pub(crate) use output::Output;
 
 /// Search path for programs. The caller's `PATH` is not trusted, because they may run as root.
@@ -246,11 +247,13 @@ impl Program {
         let ended = Arc::new(AtomicBool::new(false));
         let stdout = Output::new(stdout, Arc::clone(&ended));
         std::thread::scope(|scope| {
-            let consumer = scope.spawn(|| {
+            let consumer = thread::start_in(scope, || {
                 let outcome = consume(stdout);
                 failed.store(outcome.is_err(), Ordering::Release);
                 outcome
             });
+            // Without a reader the program is stopped.
+            failed.fetch_or(consumer.is_err(), Ordering::Release);
             let mut lines = Lines {
                 partial: Vec::new(),
                 tail: VecDeque::new(),
@@ -259,9 +262,10 @@ impl Program {
             let end = self.supervise(&mut child, &stderr.into(), cancel, &failed, &mut lines);
             ended.store(true, Ordering::Release);
             drop(held);
-            let consumed = consumer
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let consumed = consumer.and_then(|consumer| {
+                let joined = consumer.join();
+                joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
             match (end?, consumed) {
                 (End::Cancelled, _) => Err(Error::new(
                     Kind::Signal(2),

@@ -113,13 +113,14 @@ impl<'a> Cancel<'a> {
     pub(crate) fn watch<T>(&self, work: impl FnOnce() -> T) -> T {
         let (working, ended) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            scope.spawn(move || {
+            // Without the thread, the work ends before the signal counts.
+            drop(std::thread::Builder::new().spawn_scoped(scope, move || {
                 while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                     if readable([Some(self.signals.as_fd())], Some(Duration::ZERO)) == Ok([true]) {
                         self.flag.store(true, Ordering::Relaxed);
                     }
                 }
-            });
+            }));
             let result = work();
             drop(working);
             if self.flag.load(Ordering::Relaxed) {

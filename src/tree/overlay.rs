@@ -23,7 +23,7 @@ use super::metadata;
 use super::xattr::Attributes;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
-use crate::sys::userns;
+use crate::sys::{thread, userns};
 
 /// Maximum number of stacked layers, including the image; longer chains are flattened.
 ///
@@ -233,7 +233,7 @@ pub(crate) fn enter_mount_namespace() -> Result<()> {
 /// Runs `work` on a thread with its own mount namespace. Nothing propagates out of the namespace, and it is gone with
 /// all its mounts when this returns.
 pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
-    let run = || {
+    let run = || -> Result<T> {
         unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
             .and_then(|()| {
                 let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -246,7 +246,7 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
             })?;
         Ok(work())
     };
-    std::thread::scope(|scope| match scope.spawn(run).join() {
+    std::thread::scope(|scope| match thread::start_in(scope, run)?.join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     })

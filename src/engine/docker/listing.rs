@@ -15,6 +15,7 @@ use futures_util::stream::BoxStream;
 use super::{LATE, Labels, Service};
 use crate::sys::checksum;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::thread;
 
 /// Files that the service itself creates in every container.
 pub(super) const MADE: [&str; 9] = [
@@ -96,7 +97,7 @@ impl Service {
                 incoming: receiver,
                 current: Bytes::new(),
             };
-            let reading = scope.spawn(move || read(pieces));
+            let reading = thread::start_in(scope, move || read(pieces))?;
             let sent = self.ask(limit, what, async {
                 while let Some(piece) = stream.next().await {
                     // A reader that stopped has reported why.

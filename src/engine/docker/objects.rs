@@ -23,6 +23,7 @@ use crate::engine::docker::retry::retry;
 use crate::plan::ids::{StepKey, TreeId};
 use crate::sys::error::Result;
 use crate::sys::process::Program;
+use crate::sys::thread;
 
 /// The label with the key of a store's image, inherited by everything built on the image.
 const IMAGE: &str = "rockenv.image";
@@ -125,7 +126,7 @@ impl Service {
         // After an interruption the connection, which owns the receiver, is neither used nor closed yet.
         let given_up = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let packing = scope.spawn(|| {
+            let packing = thread::start_in(scope, || {
                 tar.stream(given_up, &mut |_| {}, move |mut stdout| {
                     loop {
                         let mut piece = vec![0; 64 << 10];
@@ -137,7 +138,7 @@ impl Service {
                         }
                     }
                 })
-            });
+            })?;
             let label = format!("{IMAGE}={key}");
             let sent = self.image_from(archive.map(Ok), name, &label, "import an image");
             given_up.store(sent.is_err(), Ordering::Relaxed);

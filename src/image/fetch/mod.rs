@@ -16,6 +16,7 @@ use crate::sys::atomic::{self, Survives};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::signals::stop_if;
+use crate::sys::thread;
 use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
 use reqwest::{Response, StatusCode};
@@ -163,9 +164,12 @@ fn fetch_by(
 
 /// Runs `work` in its own thread, because the caller's thread may already be running a tokio runtime. Calls `tick`
 /// while it waits.
-pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl FnMut()) -> T {
+pub(crate) fn in_thread<T: Send>(
+    work: impl FnOnce() -> Result<T> + Send,
+    mut tick: impl FnMut(),
+) -> Result<T> {
     std::thread::scope(|scope| {
-        let worker = scope.spawn(work);
+        let worker = thread::start_in(scope, work)?;
         tick();
         while !worker.is_finished() {
             std::thread::sleep(POLL);

@@ -31,6 +31,7 @@ use crate::image::oci::layers::Layers;
 use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
+use crate::sys::thread;
 use layout::Layout;
 use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
@@ -138,7 +139,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
     let (sender, news) = channel();
     // A separate thread, because the caller's thread may already be running a tokio runtime.
     std::thread::scope(|scope| {
-        let downloads = scope.spawn(|| {
+        let downloads = thread::start_in(scope, || {
             let sender = sender;
             fetch::run(cancel, async {
                 tokio::select! {
@@ -146,7 +147,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
                     () = fetch::until_set(&failed) => Ok(()),
                 }
             })
-        });
+        })?;
         let outcome = Extraction {
             news: &news,
             counter: &counter,

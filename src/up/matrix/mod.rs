@@ -21,6 +21,7 @@ use crate::store::ephemeral::OwnerLock;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::signals::{Cancel, Signals};
+use crate::sys::thread;
 use crate::ui::event::Outcome;
 use crate::ui::size;
 use crate::up::context::Context;
@@ -336,8 +337,8 @@ fn build(
                 progress.begin(&up);
                 running += 1;
                 let env = progress.envs[up.env].name().to_owned();
-                let ended = ended.clone();
-                scope.spawn(move || {
+                let (not_begun, sender) = (up.clone(), ended.clone());
+                let thread = thread::start_in(scope, move || {
                     let began = Instant::now();
                     let until = up.shared.as_ref().map(|shared| shared.until.as_str());
                     let (events, result) = rockenv.up(&request.cells[up.env], &env, until);
@@ -349,8 +350,16 @@ fn build(
                         result,
                     };
                     // The receiver is gone only at the end.
-                    drop(ended.send(finished));
+                    drop(sender.send(finished));
                 });
+                if let Err(error) = thread {
+                    drop(ended.send(FinishedUp {
+                        up: not_begun,
+                        wall_ms: 0,
+                        events: UpEvents::default(),
+                        result: Err(error),
+                    }));
+                }
             }
             if running == 0 {
                 break;

@@ -1,0 +1,26 @@
+//! Owns starting a thread. std's own functions panic if the limit of processes is reached, and a panic ends the program.
+
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+
+use crate::sys::error::{Error, Result};
+
+/// Starts a thread.
+pub(crate) fn start<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    Builder::new().spawn(work).map_err(refused)
+}
+
+/// Starts a thread that ends within a scope.
+pub(crate) fn start_in<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    Builder::new().spawn_scoped(scope, work).map_err(refused)
+}
+
+fn refused(error: std::io::Error) -> Error {
+    unavailable!("cannot start a thread")
+        .source(error)
+        .help("end other processes, or raise their limit: ulimit -u")
+}
