@@ -83,6 +83,7 @@ pub(crate) fn enter() -> Result<()> {
             .help("see /etc/subuid and /etc/subgid, or sudo rockenv ..."));
     }
     ENTERED.store(true, Ordering::Relaxed);
+    account::rights::set_umask();
     Ok(())
 }
 

@@ -92,9 +92,10 @@ const OVERFLOW: u32 = 65_534;
 /// The caller's umask, if root's own has replaced it.
 static UMASK: OnceLock<Mode> = OnceLock::new();
 
-/// Sets root's umask. What root makes in the store, in containers and for git must be readable by the build user and
-/// writable by nobody else, whatever the caller's umask is. Files of the caller still get the caller's.
-pub(super) fn set_umask() {
+/// Sets the umask of root, also of a user namespace. What root makes in the store, in containers and for git must be
+/// readable by the build user and writable by nobody else, whatever the caller's umask is. Files of the caller still get
+/// the caller's.
+pub(crate) fn set_umask() {
     UMASK.get_or_init(|| umask(Mode::S_IWGRP | Mode::S_IWOTH));
 }
 

@@ -30,7 +30,11 @@ fn user(disk: &LoopFs) -> MadeUp {
     let images = user.home.join(".config/rockenv/images");
     fs::create_dir_all(&images).unwrap();
     fs::write(images.join("tiny.toml"), recipe).unwrap();
-    user.rockenv(&["image", "build", "tiny"]);
+    let build = "umask 077; exec \"$0\" image build tiny";
+    run(&mut user.command("sh", &["-c", build, user.program().to_str().unwrap()]));
+    // The build user, who is another one, must be able to read what root of the user namespace makes.
+    let made = fs::metadata(user.store().join("images/refs")).unwrap();
+    assert_eq!(made.permissions().mode() & 0o777, 0o755);
     user
 }
 
