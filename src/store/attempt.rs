@@ -165,6 +165,14 @@ impl LockedEnv<'_> {
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 
+    /// Copies the record of a begun step to a fork that gets copies of the views. It names the build volumes of `from`.
+    pub(super) fn copy_attempt(&self, from: &Self) -> Result<()> {
+        match if_exists(fs::read(from.directory.join(ATTEMPT)))? {
+            Some(text) => atomic::write(&self.directory.join(ATTEMPT), &text),
+            None => Ok(()),
+        }
+    }
+
     /// Deletes the record of a begun step.
     pub fn end_attempt(&self) -> Result<()> {
         remove(&self.directory.join(JOINED))?;

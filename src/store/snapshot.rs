@@ -425,6 +425,7 @@ impl LockedEnv<'_> {
             let own = self.directory.join("views");
             self.store.discard(&own)?;
             tree::copy_tree(&views, &own)?;
+            self.copy_attempt(from)?;
         }
         self.name().clone_into(&mut spec.name);
         self.save_spec(&spec)?;
@@ -434,13 +435,13 @@ impl LockedEnv<'_> {
         let shared = self.store.lock_shared()?;
         self.commit(record)?;
         drop(shared);
-        // The copies include the partial work of an unfinished step.
-        if self.store.freezes_volumes()
-            && let Some(begun) = from
-                .store
-                .whole_attempt(from.name(), from.known_record()?)?
+        // The copies of build volumes include the partial work of an unfinished step.
+        let (store, name, record) = (from.store, from.name(), from.known_record()?);
+        if store.freezes_volumes()
+            && let Some(begun) = store.whole_attempt(name, record)?
         {
-            self.begin_attempt(&begun.key, true, begun.began)?;
+            let began = store.began(name, record, &begun.key, true)?;
+            self.begin_attempt(&begun.key, true, began)?;
             if from.is_joined()? {
                 self.store.join_attempt(self.name())?;
             }

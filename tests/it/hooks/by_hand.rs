@@ -39,7 +39,12 @@ fn a_step_that_touches_everything_makes_nothing_its_own() {
         .sh("echo mine > /v/src/hand; echo mine >> /v/src/b.txt; mkdir /v/src/new; echo mine > /v/src/new/file")
         .ok();
     let fork = format!("{}-fork", store.env());
+    // An unfinished step on build volumes that a rollback replaced: its partial work is in the view.
+    let attempt = |env: &str| store.home().join("envs").join(env).join("attempt");
+    let begun = "step replaced\n\n\n2026-01-02T03:04:05Z";
+    fs::write(attempt(store.env()), begun).unwrap();
     store.rockenv(&["fork", store.env(), &fork]).ok();
+    assert_eq!(fs::read_to_string(attempt(&fork)).unwrap(), begun);
     // In the fork, unchanged files have the times of their copies.
     for env in [store.env(), &fork] {
         let up = |mode: &str| {
