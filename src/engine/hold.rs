@@ -186,7 +186,8 @@ impl ContainerRecord {
         Self::parse(run, &fs::read(Self::path(run)).ok()?)
     }
 
-    /// Parses a state; `None` if it is incomplete, or names anything but a container of this env.
+    /// Parses a state; `None` if it is incomplete, or names anything but a container of this env. In a copy of a store,
+    /// it names a container of the first one.
     fn parse(run: &Path, text: &[u8]) -> Option<Self> {
         let state: Self = serde_json::from_slice(text).ok()?;
         let env = run.parent()?.file_name()?.to_str()?;
@@ -197,9 +198,13 @@ impl ContainerRecord {
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         };
+        let root = run.ancestors().nth(3)?;
         let fits = own(&state.id)
             && match &state.place {
-                Some(place) => own(&place.name) && state.cgroup.is_of_service(),
+                Some(place) => {
+                    let is_here = Path::new(&place.store) == root;
+                    own(&place.name) && is_here && state.cgroup.is_of_service()
+                }
                 None => state.cgroup.is_of(&state.id),
             };
         fits.then_some(state)

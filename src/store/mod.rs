@@ -17,6 +17,7 @@ pub(crate) mod build_logs;
 mod build_volumes;
 pub(crate) mod caches;
 pub(crate) mod check;
+mod copies;
 pub(crate) mod env;
 pub(crate) mod ephemeral;
 mod estimate_freed;

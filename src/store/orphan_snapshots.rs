@@ -27,7 +27,8 @@ impl Store {
         if found.is_empty() {
             return Ok(found);
         }
-        let known = self.known_trees()?;
+        let mut known = self.known_trees()?;
+        known.extend(self.trees_of_copies(service)?);
         found.retain(|frozen| !known.contains(&frozen.tree));
         found.sort_by_key(|frozen| frozen.created);
         let mut left = Vec::new();

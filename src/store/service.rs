@@ -154,7 +154,7 @@ impl Store {
     pub(super) fn remove_objects(&self, directory: &Path) -> bool {
         let mut clean = true;
         for object in self.objects_below(directory) {
-            clean &= object.remove().is_ok();
+            clean &= self.remove_object(&object).is_ok();
         }
         clean
     }
@@ -215,6 +215,7 @@ impl LockedEnv<'_> {
         Ok(tree)
     }
 
+    /// Describes the container of a live tree. Refuses one that a copy of the store made: both would change it.
     pub fn place(
         &self,
         socket: &Path,
@@ -222,6 +223,15 @@ impl LockedEnv<'_> {
         layer: Option<&LayerId>,
         key: Option<&StepKey>,
     ) -> Result<ContainerTree> {
+        for (_, labels) in Service::connect(socket)?.containers("tree", tree)? {
+            if let Some(copy) = self.store.copy_with(&labels) {
+                let (name, root) = (self.name(), copy.root.display());
+                return Err(unavailable!(
+                    "the container of env `{name}` belongs to the store at `{root}`, which this store is a copy of"
+                )
+                .help(format!("use that store, or here: rockenv rm {name}")));
+            }
+        }
         Ok(ContainerTree {
             socket: socket.to_owned(),
             image: self.image_at(socket, layer)?,
@@ -312,21 +322,29 @@ impl LockedEnv<'_> {
         };
         let mut known: BTreeSet<TreeId> = record.trees().cloned().collect();
         known.extend(self.store.trees_in(&self.directory)?);
-        for (container, labels) in service.containers("env", &record.id)? {
-            if !known.contains(tree(&labels).as_str()) {
-                service.remove_container(&container)?;
-            }
+        let is_stray = |known: &BTreeSet<TreeId>, labels: &HashMap<String, String>| {
+            !known.contains(tree(labels).as_str()) && self.store.copy_with(labels).is_none()
+        };
+        let mut containers = service.containers("env", &record.id)?;
+        containers.retain(|(_, labels)| is_stray(&known, labels));
+        let mut images = service.images("env", &record.id)?;
+        if !images.is_empty() {
+            // A service may finish freezing an image long after the requesting command was killed.
+            known.extend(self.store.trees_of_layers()?);
+            images.retain(|(_, labels)| is_stray(&known, labels));
         }
-        let images = service.images("env", &record.id)?;
-        if images.is_empty() {
+        if containers.is_empty() && images.is_empty() {
             return Ok(());
         }
-        // A service may finish freezing an image long after the requesting command was killed.
-        known.extend(self.store.trees_of_layers()?);
-        for (image, labels) in images {
-            if !known.contains(tree(&labels).as_str()) {
-                service.remove_image(&image)?;
-            }
+        let copied = self.store.trees_of_copies(&service)?;
+        let stays = |labels: &HashMap<String, String>| copied.contains(tree(labels).as_str());
+        containers.retain(|(_, labels)| !stays(labels));
+        images.retain(|(_, labels)| !stays(labels));
+        for (container, _) in containers {
+            service.remove_container(&container)?;
+        }
+        for (image, _) in images {
+            service.remove_image(&image)?;
         }
         Ok(())
     }

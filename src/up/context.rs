@@ -215,8 +215,8 @@ impl Context {
         Ok(())
     }
 
-    /// Ends a command that frees space. On a full disk, the trash is emptied before the ballast is restored. An entry that
-    /// stays there does not fail the command, whose work is done.
+    /// Ends a command that frees space. On a full disk, the trash is emptied before the ballast is restored. An entry
+    /// that stays there does not fail the command, whose work is done.
     pub(crate) fn tidy_full(&self, store: &Store, ballast: Option<Dropped>) -> Result<()> {
         if ballast.is_some()
             && let Err(error) = store.reclaim()

@@ -61,9 +61,8 @@ impl Object {
         (&self.socket, &self.what) == (&other.socket, &other.what)
     }
 
-    /// Removes it; a missing object is no error.
-    pub(crate) fn remove(&self) -> Result<()> {
-        let service = Service::connect(&self.socket)?;
+    /// Removes it from its service; a missing object is no error.
+    pub(crate) fn remove(&self, service: &Service) -> Result<()> {
         match &self.what {
             ObjectFilter::Tree(tree) => service.remove_tree(tree),
             ObjectFilter::Image(name) => service.remove_image(self.id.as_ref().unwrap_or(name)),
