@@ -18,6 +18,13 @@ pub(super) enum Fault {
 
 impl Inventory {
     pub(super) fn layer_fault(&self, id: &str) -> Option<Fault> {
+        let fault = self.single_fault(id);
+        let circular = || Fault::Own("is its own ancestor".to_owned());
+        fault.or_else(|| self.stands_on_itself(id).then(circular))
+    }
+
+    /// Returns a fault of the layer itself, or a missing parent.
+    fn single_fault(&self, id: &str) -> Option<Fault> {
         let own = |message: String| Some(Fault::Own(message));
         let Some(item) = self.layers.get(id) else {
             return own("is missing".to_owned());
@@ -48,14 +55,11 @@ impl Inventory {
             return own(format!("in the results of its step, {fault}"));
         }
         let parent = layer.parent.as_deref()?;
-        match self.layers.get(parent) {
-            None => Some(Fault::Parent(format!(
-                "depends on layer `{}`, which is missing",
-                short(parent)
-            ))),
-            Some(_) if self.stands_on_itself(id) => own("is its own ancestor".to_owned()),
-            Some(_) => None,
-        }
+        let missing = || {
+            let parent = short(parent);
+            Fault::Parent(format!("depends on layer `{parent}`, which is missing"))
+        };
+        (!self.layers.contains_key(parent)).then(missing)
     }
 
     /// Returns whether a layer's tree is complete without its parent: a clone, or a service's image.
@@ -79,19 +83,57 @@ impl Inventory {
     /// Returns why an env cannot use a layer; `None` if it can.
     pub(super) fn chain_fault(&self, top: &str) -> Option<String> {
         let mut next = Some(top);
-        let mut steps = 0;
+        let mut seen = BTreeSet::new();
         while let Some(id) = next {
-            match self.layer_fault(id) {
+            if !seen.insert(id) {
+                return Some(format!("layer `{}` is its own ancestor", short(id)));
+            }
+            match self.single_fault(id) {
                 None => {}
                 Some(Fault::Parent(_)) if self.is_whole(id) => return None,
                 Some(Fault::Own(message) | Fault::Parent(message)) => {
                     return Some(format!("layer `{}` {message}", short(id)));
                 }
             }
-            steps += 1;
-            let layer = self.layer(id).filter(|_| steps <= self.layers.len());
-            next = layer.and_then(|layer| layer.parent.as_deref());
+            next = self.layer(id).and_then(|layer| layer.parent.as_deref());
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err as fs;
+
+    use super::*;
+    use crate::store::Store;
+
+    #[test]
+    fn a_chain_has_the_fault_of_its_first_bad_layer() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        for (id, parent) in [("a", "b"), ("b", "c"), ("c", "b"), ("d", "e"), ("e", "f")] {
+            let layer = store.layer_dir(&id.into());
+            for tree in ["diff", "root"] {
+                fs::create_dir_all(layer.join(tree)).unwrap();
+            }
+            let text = format!(
+                r#"{{"id": "{id}", "parent": "{parent}", "env": "", "image_key": "i", "tree": "", "title": "s",
+                "created": "2026-01-02T03:04:05Z", "boot": "b", "volumes": {{}}}}"#
+            );
+            fs::write(layer.join("layer.json"), text).unwrap();
+        }
+        let mut found = store.inventory().unwrap();
+        found.method = Method::Overlay;
+        for id in ["a", "b", "c"] {
+            let fault = Fault::Own("is its own ancestor".to_owned());
+            assert_eq!(found.layer_fault(id), Some(fault));
+            assert_has!(found.chain_fault(id).unwrap(), "is its own ancestor");
+        }
+        let missing = "layer `e` depends on layer `f`, which is missing";
+        assert_eq!(found.layer_fault("d"), None);
+        for id in ["d", "e"] {
+            assert_eq!(found.chain_fault(id).unwrap(), missing);
+        }
     }
 }
