@@ -7,17 +7,17 @@ use crate::sys::error::Result;
 use crate::ui::table::Table;
 use crate::ui::{object, size};
 use crate::up::context::Context;
-use crate::up::stop_and_lock::holder;
 
 pub(crate) fn ls(cx: &Context) -> Result<()> {
     let mut rows = Vec::new();
     let store = Store::open_existing(&cx.config.home)?;
     if let Some(store) = &store {
+        let locks: Vec<String> = lock::lists().collect();
         for name in store.envs()? {
             let Ok(Some(record)) = store.record(&name) else {
                 continue;
             };
-            let holder = holder(store, &name);
+            let holder = lock::holder_in(&lock::env_lock(&store.env_dir(&name)), &locks);
             let state = state(store, &name, &record, holder.as_ref());
             let used = store.last_use(&name, &record);
             rows.push(object! {

@@ -76,7 +76,7 @@ impl Wait {
     }
 }
 
-/// How many times [`holder`] reads the list of locks before it reports that no process holds one.
+/// How many times to read the list of locks before no process seems to hold one.
 const LOOKS: usize = 3;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -196,14 +196,26 @@ impl Lock {
 
 /// Returns the holder of the lock at `path`, if any, without taking it.
 pub(crate) fn holder(path: &Path) -> Option<Holder> {
+    holder_in(path, lists())
+}
+
+/// Reads the kernel's list of locks several times: it lists locks in parts, and skips an entry if another lock ends
+/// between two of them.
+pub(crate) fn lists() -> impl Iterator<Item = String> {
+    (0..LOOKS).filter_map(|_| fs::read_to_string("/proc/locks").ok())
+}
+
+/// Returns the holder of the lock at `path` according to these lists, which serve any number of locks.
+pub(crate) fn holder_in(
+    path: &Path,
+    lists: impl IntoIterator<Item = impl AsRef<str>>,
+) -> Option<Holder> {
     use std::os::unix::fs::MetadataExt as _;
     let holder = signer(path)?;
     let inode = fs::metadata(path).ok()?.ino();
-    // The kernel lists locks in parts, and skips an entry if another lock ends between two of them.
-    (0..LOOKS)
-        .filter_map(|_| fs::read_to_string("/proc/locks").ok())
-        .any(|locks| takers(&locks, inode, "WRITE").any(|pid| pid == holder.pid))
-        .then_some(holder)
+    let holds = |locks: &str| takers(locks, inode, "WRITE").any(|pid| pid == holder.pid);
+    let is_held = lists.into_iter().any(|locks| holds(locks.as_ref()));
+    is_held.then_some(holder)
 }
 
 /// Returns the process that last took the lock at `path` exclusively.
@@ -319,6 +331,7 @@ mod tests {
     fn the_second_taker_learns_who_has_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
+        let before: Vec<String> = lists().collect();
         let first = Lock::exclusive(&path, "env `a`", "up", WAIT).unwrap();
         let error = Lock::exclusive(&path, "env `a`", "rm", Duration::ZERO).unwrap_err();
         assert!(
@@ -329,6 +342,8 @@ mod tests {
         );
         assert_eq!(error.kind().exit_code(), 6);
         assert_eq!(holder(&path).unwrap().verb, "up");
+        // Lists that were read before are not read again.
+        assert!(holder_in(&path, &before).is_none());
         let env = directory.path().join("envs/mine");
         fs::create_dir_all(&env).unwrap();
         let _lock = Lock::exclusive(&env_lock(&env), "env `mine`", "up", WAIT).unwrap();
