@@ -73,10 +73,9 @@ fn user_of(store: &Store, id: &LayerId) -> Result<Option<(EnvName, String)>> {
         let Some(record) = store.record(&name)? else {
             continue;
         };
-        for top in record.layers() {
-            if store.chain(top)?.iter().any(|layer| layer.id == *id) {
-                return Ok(Some((name, record.up_command())));
-            }
+        let tops: Vec<LayerId> = record.layers().cloned().collect();
+        if store.with_those_below(&tops).contains(id) {
+            return Ok(Some((name, record.up_command())));
         }
     }
     Ok(None)

@@ -121,7 +121,7 @@ impl Store {
     }
 
     /// Returns layers and all layers below them. Skips missing layers, which are reported where they are needed.
-    pub(super) fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
+    pub(crate) fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
         let mut found = BTreeSet::new();
         let mut waiting = layers.to_vec();
         while let Some(id) = waiting.pop() {

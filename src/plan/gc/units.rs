@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::roots::Roots;
 use super::{Env, GcTarget, Inventory};
-use crate::plan::ids::{EnvName, LayerId, StepKey};
+use crate::plan::ids::{EnvName, ImageKey, LayerId, StepKey};
 use crate::plan::step_log;
 
 /// Assumed rebuild speed of items without a recorded time, in bytes per second: that of a download.
@@ -59,20 +59,18 @@ pub(super) fn guess(bytes: u64) -> u64 {
 pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
     let mut units = Vec::new();
     let mut images: BTreeMap<&str, usize> = BTreeMap::new();
+    let all = inventory.layers.values();
+    let used: BTreeSet<&ImageKey> = all.map(|item| &item.layer.image_key).collect();
     for (key, image) in &inventory.images {
         if roots.images.contains_key(key) {
             continue;
         }
         images.insert(key, units.len());
-        let used = inventory
-            .layers
-            .values()
-            .any(|item| item.layer.image_key == *key);
         let what = GcTarget::Image { image: key.clone() };
         let name = format!("image {}", image.name);
         let mut unit = Unit::new(what, name, image.bytes, image.used);
         unit.rebuild_ms = image.took_ms.unwrap_or(unit.rebuild_ms);
-        unit.garbage = (!image.current && !used)
+        unit.garbage = (!image.current && !used.contains(key))
             .then(|| "its recipe was built again and nothing depends on it".to_owned());
         units.push(unit);
     }
