@@ -1,14 +1,21 @@
-//! Owns applying a decision of `gc`, one item at a time: under the locks, checked again, and in steps that each leave
-//! the store intact. A killed `gc` leaves less to do for the next one, and nothing to repair.
+//! Owns applying a decision of `gc`: under the locks, checked again, and in steps that each leave the store intact. A
+//! killed `gc` leaves less to do for the next one, and nothing to repair.
+//!
+//! A check reads all layers and records, so items of one kind are checked and removed together.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
 use super::check::names;
-use super::{Lock, LockedEnv, Store};
+use super::layer::missing;
+use super::lock_files::Locked;
+use super::unreadable::Unreadable;
+use super::{Lock, LockedEnv, Store, journal};
 use crate::plan::gc::GcTarget;
-use crate::plan::gc::roots::tops;
+use crate::plan::gc::roots::{Why, tops};
 use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
 use crate::plan::record::Origin;
 use crate::sys::atomic;
@@ -26,122 +33,281 @@ pub enum Removal {
     Stays(String),
 }
 
+impl Removal {
+    /// Returns the outcome of a removal that may have failed. Then the item stays.
+    pub(crate) fn of(removal: Result<Self>) -> Self {
+        removal.unwrap_or_else(|error| Self::failed(&error))
+    }
+
+    fn failed(error: &Error) -> Self {
+        Self::Stays(error.chain().join(": "))
+    }
+
+    fn needed_by_now() -> Self {
+        Self::Stays("a layer or env now depends on it".to_owned())
+    }
+
+    fn unknown(unreadable: &Unreadable) -> Self {
+        Self::Stays(format!("{} may need it", unreadable.object))
+    }
+}
+
+/// Maximum number of envs to lock at a time: each lock is an open file.
+const MOST_LOCKED: usize = 64;
+
+/// Returns the group of an item. The items of a group are removed together, and after items that are based on them.
+fn group(what: &GcTarget) -> (u8, &str) {
+    match what {
+        GcTarget::Failed { env, .. }
+        | GcTarget::Logs { env, .. }
+        | GcTarget::Project { env, .. } => (0, env.as_str()),
+        GcTarget::Snapshot { .. } | GcTarget::Layer { .. } | GcTarget::Pulled { .. } => (1, ""),
+        GcTarget::Image { .. } => (2, ""),
+        GcTarget::Download { .. } => (3, ""),
+        GcTarget::Stray { path } => (4, path.as_str()),
+        GcTarget::Cache { cache, .. } => (5, cache.as_str()),
+    }
+}
+
+/// Returns why an image or a download stays if a lock file names it. For layers, `remove_unused_layers` checks that.
+fn stays_locked(locked: &Locked, name: &str) -> Option<Removal> {
+    let file = locked.names.get(name)?;
+    Some(Removal::Stays(format!("lock file {file} names it")))
+}
+
+/// Returns the image that a reference names; `None` for other files.
+fn named_image(path: &Path) -> Result<Option<String>> {
+    if path.extension().is_none_or(|end| end != "json") {
+        return Ok(None);
+    }
+    let reference: Option<serde_json::Value> = atomic::read_json(path)?;
+    Ok(reference.and_then(|reference| Some(reference["key"].as_str()?.to_owned())))
+}
+
 impl Store {
-    /// Removes one item, if it may still be removed. Caches are handled elsewhere.
-    pub fn gc_apply(&self, what: &GcTarget, keep_last: usize) -> Result<Removal> {
-        match what {
-            GcTarget::Snapshot { layer } => self.remove_snapshot(layer, keep_last),
-            GcTarget::Layer { layer } | GcTarget::Pulled { layer } => {
-                self.remove_unused_layers(std::slice::from_ref(layer))?;
-                Ok(self.left(layer))
-            }
-            GcTarget::Failed { env, tree } => self.with_idle(env, |env| env.drop_failed(tree)),
-            GcTarget::Logs { env, run } => self.with_idle(env, |env| env.drop_logs(run)),
-            GcTarget::Project { env, volume, path } => {
-                self.with_idle(env, |env| env.prune_build_tree(volume, path))
-            }
-            GcTarget::Image { image } => self.remove_image(image),
-            GcTarget::Download { blob } => {
-                let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
-                    return Ok(Removal::Stays("a command needs downloads".to_owned()));
-                };
-                if let Some(stays) = self.locked_by_now(blob)? {
-                    return Ok(stays);
+    /// Removes those of the items that may still be removed. Returns the outcome of each. Caches are handled elsewhere.
+    pub fn gc_apply(&self, items: &[&GcTarget], keep_last: usize) -> Vec<Removal> {
+        let mut groups: BTreeMap<(u8, &str), Vec<&GcTarget>> = BTreeMap::new();
+        for what in items {
+            groups.entry(group(what)).or_default().push(what);
+        }
+        let mut outcomes: BTreeMap<&GcTarget, Removal> = BTreeMap::new();
+        for group in groups.into_values() {
+            let removals = match group[0] {
+                GcTarget::Snapshot { .. } | GcTarget::Layer { .. } | GcTarget::Pulled { .. } => {
+                    self.remove_frozen(&group, keep_last)
                 }
-                self.discard(&self.root.join("blobs/sha256").join(blob))?;
-                Ok(Removal::Gone)
-            }
-            GcTarget::Stray { path } => self.remove_stray(path),
-            GcTarget::Cache { cache, .. } => {
-                Err(unexpected!("cache `{cache}` is for its own tool"))
-            }
-        }
-    }
-
-    /// Returns why an image or a download stays if a lock file names it. For layers, `remove_unused_layers` checks that.
-    fn locked_by_now(&self, name: &str) -> Result<Option<Removal>> {
-        let file = self.locked()?.names.remove(name);
-        Ok(file.map(|file| Removal::Stays(format!("lock file {file} names it"))))
-    }
-
-    /// Calls `then` with an env that no process holds.
-    fn with_idle(
-        &self,
-        name: &EnvName,
-        then: impl FnOnce(&mut LockedEnv<'_>) -> Result<Removal>,
-    ) -> Result<Removal> {
-        match self.lock_known(name, "gc", Duration::ZERO) {
-            Ok(mut env) => then(&mut env),
-            Err(error) if error.kind() == Kind::Busy => {
-                Ok(Removal::Stays(format!("in use by a command in env {name}")))
-            }
-            Err(error) if error.kind() == Kind::NoEnv => Ok(Removal::Gone),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn remove_snapshot(&self, layer: &LayerId, keep_last: usize) -> Result<Removal> {
-        if let Some(unreadable) = self.unreadable()?.first() {
-            return Ok(Removal::Stays(format!("{} may need it", unreadable.object)));
-        }
-        let mut envs = self.records()?;
-        envs.retain(|(_, record)| record.snapshots.iter().any(|known| known.layer == *layer));
-        // Check all envs before the first one forgets it: a busy env would keep the layer.
-        if let Some((busy, _)) = envs.iter().find(|(name, _)| self.is_env_busy(name)) {
-            return Ok(Removal::Stays(format!("in use by a command in env {busy}")));
-        }
-        for (name, _) in envs {
-            let removal = self.with_idle(&name, |env| env.drop_layer(layer, keep_last))?;
-            if removal != Removal::Gone {
-                return Ok(removal);
-            }
-        }
-        Ok(self.left(layer))
-    }
-
-    fn left(&self, layer: &LayerId) -> Removal {
-        if self.layer_dir(layer).exists() {
-            Removal::Stays("a layer or env now depends on it".to_owned())
-        } else {
-            Removal::Gone
-        }
-    }
-
-    fn remove_image(&self, key: &ImageKey) -> Result<Removal> {
-        if let Some(stays) = self.locked_by_now(key)? {
-            return Ok(stays);
-        }
-        let _lock = self.lock("gc")?;
-        if let Some(unreadable) = self.unreadable()?.first() {
-            return Ok(Removal::Stays(format!("{} may need it", unreadable.object)));
-        }
-        let mut used = self.leases()?.values().any(|lease| lease.image == *key);
-        let mut records = self.records()?.into_iter();
-        used |= records.any(|(_, record)| record.image_key == *key);
-        for id in self.layer_ids()? {
-            used |= self
-                .layer(&id)?
-                .is_some_and(|layer| layer.image_key == *key);
-        }
-        if used {
-            return Ok(Removal::Stays(
-                "a layer or env now depends on it".to_owned(),
-            ));
-        }
-        let images = self.root.join("images");
-        // References go first: they must not name a missing image.
-        for name in names(&images.join("refs"))? {
-            let path = images.join("refs").join(&name);
-            let reference: Option<serde_json::Value> = match name.ends_with(".json") {
-                true => atomic::read_json(&path)?,
-                false => None,
+                GcTarget::Failed { env, .. }
+                | GcTarget::Logs { env, .. }
+                | GcTarget::Project { env, .. } => Ok(self.remove_of_env(env, &group)),
+                GcTarget::Image { .. } => self.remove_images(&group),
+                GcTarget::Download { .. } => self.remove_downloads(&group),
+                GcTarget::Stray { path } => self.remove_stray(path).map(|removal| vec![removal]),
+                GcTarget::Cache { cache, .. } => {
+                    Err(unexpected!("cache `{cache}` is for its own tool"))
+                }
             };
-            if reference.is_some_and(|reference| reference["key"] == key.as_str()) {
-                fs::remove_file(path)?;
+            let removals =
+                removals.unwrap_or_else(|error| vec![Removal::failed(&error); group.len()]);
+            outcomes.extend(group.into_iter().zip(removals));
+        }
+        items.iter().map(|what| outcomes[what].clone()).collect()
+    }
+
+    /// Locks an env that no process holds, or returns the outcome for its items.
+    fn lock_idle(&self, name: &EnvName) -> std::result::Result<LockedEnv<'_>, Removal> {
+        let locked = self.lock_known(name, "gc", Duration::ZERO);
+        locked.map_err(|error| match error.kind() {
+            Kind::Busy => Removal::Stays(format!("in use by a command in env {name}")),
+            Kind::NoEnv => Removal::Gone,
+            _ => Removal::failed(&error),
+        })
+    }
+
+    fn remove_of_env(&self, name: &EnvName, items: &[&GcTarget]) -> Vec<Removal> {
+        match self.lock_idle(name) {
+            Ok(mut env) => {
+                let removals = items.iter().map(|what| env.drop_item(what));
+                removals.map(Removal::of).collect()
+            }
+            Err(removal) => vec![removal; items.len()],
+        }
+    }
+
+    /// Removes layers, and the snapshots of steps with them.
+    fn remove_frozen(&self, items: &[&GcTarget], keep_last: usize) -> Result<Vec<Removal>> {
+        let users = self.users()?;
+        if let Some(unreadable) = users.unreadable.first() {
+            return Ok(vec![Removal::unknown(unreadable); items.len()]);
+        }
+        let mut layers: Vec<&LayerId> = Vec::new();
+        // The envs that forget each layer.
+        let mut envs: BTreeMap<&LayerId, BTreeSet<&EnvName>> = BTreeMap::new();
+        for what in items {
+            match what {
+                GcTarget::Snapshot { layer } => {
+                    layers.push(layer);
+                    envs.insert(layer, BTreeSet::new());
+                }
+                GcTarget::Layer { layer } | GcTarget::Pulled { layer } => layers.push(layer),
+                _ => return Err(unexpected!("no layer")),
             }
         }
-        self.discard(&images.join(key))?;
-        Ok(Removal::Gone)
+        for (name, record) in &users.records {
+            for snapshot in &record.snapshots {
+                if let Some(own) = envs.get_mut(&snapshot.layer) {
+                    own.insert(name);
+                }
+            }
+        }
+        let mut removals = Vec::new();
+        let mut rest = layers.as_slice();
+        while !rest.is_empty() {
+            let mut locked: BTreeSet<&EnvName> = BTreeSet::new();
+            let few = rest.iter().take_while(|layer| {
+                locked.extend(envs.get(**layer).into_iter().flatten());
+                locked.len() <= MOST_LOCKED
+            });
+            let (now, later) = rest.split_at(few.count().max(1));
+            let done = self.forget_and_remove(now, &envs, keep_last);
+            removals.extend(done.unwrap_or_else(|error| vec![Removal::failed(&error); now.len()]));
+            rest = later;
+        }
+        Ok(removals)
+    }
+
+    /// Removes layers that these `envs` have forgotten, unless one of them needs the layer by now.
+    fn forget_and_remove(
+        &self,
+        layers: &[&LayerId],
+        envs: &BTreeMap<&LayerId, BTreeSet<&EnvName>>,
+        keep_last: usize,
+    ) -> Result<Vec<Removal>> {
+        let mut named: BTreeMap<&EnvName, BTreeSet<&LayerId>> = BTreeMap::new();
+        for layer in layers {
+            for env in envs.get(*layer).into_iter().flatten() {
+                named.entry(*env).or_default().insert(*layer);
+            }
+        }
+        let mut stays: BTreeMap<&LayerId, Removal> = BTreeMap::new();
+        // All envs stay locked until the layers are gone, and none forgets a layer that another one keeps.
+        let mut locked = Vec::new();
+        for (name, own) in &named {
+            match self.lock_idle(name) {
+                Ok(env) => locked.push((env, own)),
+                Err(Removal::Gone) => {}
+                Err(why) => stays.extend(own.iter().map(|layer| (*layer, why.clone()))),
+            }
+        }
+        for (env, own) in &locked {
+            match env.kept(keep_last) {
+                Ok(kept) => stays.extend(layers.iter().filter_map(|layer| {
+                    let why = kept.get(*layer)?.to_string();
+                    Some((*layer, Removal::Stays(why)))
+                })),
+                Err(error) => {
+                    let failed = Removal::failed(&error);
+                    stays.extend(own.iter().map(|layer| (*layer, failed.clone())));
+                }
+            }
+        }
+        let going = layers.iter().filter(|layer| !stays.contains_key(**layer));
+        let mut candidates: BTreeSet<LayerId> = going.map(|layer| (*layer).clone()).collect();
+        let mut changed = Vec::new();
+        for (mut env, own) in locked {
+            let forgotten = env.forget(|known| {
+                let layer = &known.layer;
+                known.origin == Origin::Step && own.contains(layer) && !stays.contains_key(layer)
+            });
+            match forgotten {
+                Ok(below) => {
+                    candidates.extend(below);
+                    changed.push(env);
+                }
+                Err(error) => {
+                    let failed = Removal::failed(&error);
+                    stays.extend(own.iter().map(|layer| (*layer, failed.clone())));
+                }
+            }
+        }
+        let candidates: Vec<LayerId> = candidates.into_iter().collect();
+        let done = self.remove_unused_layers(&candidates);
+        // After a failure, the next command tries again.
+        if done.is_ok() {
+            for env in &changed {
+                journal::clear(&env.directory)?;
+            }
+        }
+        let removals = layers.iter().map(|layer| match stays.remove(*layer) {
+            Some(stays) => stays,
+            None if !self.layer_dir(layer).exists() => Removal::Gone,
+            None => match &done {
+                Ok(()) => Removal::needed_by_now(),
+                Err(error) => Removal::failed(error),
+            },
+        });
+        Ok(removals.collect())
+    }
+
+    fn remove_images(&self, items: &[&GcTarget]) -> Result<Vec<Removal>> {
+        let locked = self.locked()?;
+        let _lock = self.lock("gc")?;
+        let users = self.users()?;
+        let layers = users.layers.values().map(|layer| &layer.image_key);
+        let records = users.records.values().map(|record| &record.image_key);
+        let leases = users.leases.values().map(|lease| &lease.image);
+        let used: BTreeSet<&ImageKey> = layers.chain(records).chain(leases).collect();
+        let mut references: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        for name in names(&self.root.join("images/refs"))? {
+            let path = self.root.join("images/refs").join(&name);
+            if let Some(key) = named_image(&path)? {
+                references.entry(key).or_default().push(path);
+            }
+        }
+        let remove = |what: &GcTarget| -> Result<Removal> {
+            let GcTarget::Image { image: key } = what else {
+                return Err(unexpected!("no image"));
+            };
+            if let Some(stays) = stays_locked(&locked, key) {
+                return Ok(stays);
+            }
+            if let Some(unreadable) = users.unreadable.first() {
+                return Ok(Removal::unknown(unreadable));
+            }
+            if used.contains(key) {
+                return Ok(Removal::needed_by_now());
+            }
+            // References go first: they must not name a missing image.
+            for path in references.get(key.as_str()).into_iter().flatten() {
+                if named_image(path)?.as_deref() == Some(key.as_str()) {
+                    fs::remove_file(path)?;
+                }
+            }
+            self.discard(&self.image_dir(key))?;
+            Ok(Removal::Gone)
+        };
+        let removals = items.iter().map(|what| Removal::of(remove(what)));
+        Ok(removals.collect())
+    }
+
+    fn remove_downloads(&self, items: &[&GcTarget]) -> Result<Vec<Removal>> {
+        let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
+            let stays = Removal::Stays("a command needs downloads".to_owned());
+            return Ok(vec![stays; items.len()]);
+        };
+        let locked = self.locked()?;
+        let remove = |what: &GcTarget| -> Result<Removal> {
+            let GcTarget::Download { blob } = what else {
+                return Err(unexpected!("no download"));
+            };
+            if let Some(stays) = stays_locked(&locked, blob) {
+                return Ok(stays);
+            }
+            self.discard(&self.root.join("blobs/sha256").join(blob))?;
+            Ok(Removal::Gone)
+        };
+        let removals = items.iter().map(|what| Removal::of(remove(what)));
+        Ok(removals.collect())
     }
 
     fn remove_stray(&self, path: &str) -> Result<Removal> {
@@ -195,18 +361,28 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Forgets the steps' snapshots on a layer, unless the env needs it by now.
-    fn drop_layer(&mut self, layer: &LayerId, keep_last: usize) -> Result<Removal> {
-        let record = self.known_record()?;
-        for (top, why) in tops(self.name(), record, keep_last) {
-            if self.store.descends(Some(&top), layer)? {
-                return Ok(Removal::Stays(why.to_string()));
+    /// Returns the layers that the env keeps, with the reasons. Fails if one of them cannot be read.
+    fn kept(&self, keep_last: usize) -> Result<BTreeMap<LayerId, Why>> {
+        let mut kept: BTreeMap<LayerId, Why> = BTreeMap::new();
+        for (top, why) in tops(self.name(), self.known_record()?, keep_last) {
+            let mut next = Some(top);
+            while let Some(id) = next.filter(|id| !kept.contains_key(id)) {
+                let layer = self.store.layer(&id)?;
+                next = layer.ok_or_else(|| missing(&id))?.parent;
+                kept.insert(id, why.clone());
             }
         }
-        self.forget(layer, |known| {
-            known.layer == *layer && known.origin == Origin::Step
-        })?;
-        Ok(Removal::Gone)
+        Ok(kept)
+    }
+
+    /// Removes a part of the env, if it still may be removed.
+    fn drop_item(&mut self, what: &GcTarget) -> Result<Removal> {
+        match what {
+            GcTarget::Failed { tree, .. } => self.drop_failed(tree),
+            GcTarget::Logs { run, .. } => self.drop_logs(run),
+            GcTarget::Project { volume, path, .. } => self.prune_build_tree(volume, path),
+            _ => Err(unexpected!("no part of an env")),
+        }
     }
 
     fn drop_failed(&mut self, tree: &TreeId) -> Result<Removal> {
@@ -248,62 +424,4 @@ impl LockedEnv<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A question to the user may stand between the decision and this.
-    #[test]
-    fn what_a_lock_file_names_since_the_decision_stays() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
-        let key = "5".repeat(64);
-        let [image, blob, locks] =
-            ["images", "blobs/sha256", "locks"].map(|name| store.root().join(name));
-        fs::create_dir(image.join(&key)).unwrap();
-        fs::write(blob.join(&key), "").unwrap();
-        fs::create_dir(&locks).unwrap();
-        // A lock file on a disk that is not mounted counts too.
-        let known = format!(r#"{{"file": "/nowhere/p.lock", "names": ["{key}"]}}"#);
-        fs::write(locks.join("p.json"), known).unwrap();
-        let targets = [
-            GcTarget::Image {
-                image: key.parse().unwrap(),
-            },
-            GcTarget::Download { blob: key.clone() },
-        ];
-        for what in &targets {
-            let removal = store.gc_apply(what, 0).unwrap();
-            assert!(
-                matches!(&removal, Removal::Stays(why) if why.contains("/nowhere/p.lock")),
-                "{what:?}: {removal:?}"
-            );
-        }
-        fs::remove_file(locks.join("p.json")).unwrap();
-        for what in &targets {
-            assert_eq!(store.gc_apply(what, 0).unwrap(), Removal::Gone);
-        }
-    }
-
-    #[test]
-    fn the_tree_of_a_step_that_failed_since_the_decision_stays() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
-        let env = EnvName::from("a");
-        let tree = store.env_dir(&env).join("trees/new");
-        fs::create_dir_all(&tree).unwrap();
-        let record = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
-            "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
-            "head": {"layer": null, "volumes": {}}, "snapshots": [], "steps": [],
-            "failed": {"step": "s", "tree": "new", "parent": null, "log": "log", "code": 1}, "complete": false}"#;
-        fs::write(store.env_dir(&env).join("record.json"), record).unwrap();
-        for (decided, stays) in [("old", true), ("new", false)] {
-            let what = GcTarget::Failed {
-                env: env.clone(),
-                tree: decided.into(),
-            };
-            assert_eq!(store.gc_apply(&what, 0).unwrap(), Removal::Gone);
-            assert_eq!(store.known(&env).unwrap().failed.is_some(), stays);
-            assert_eq!(tree.exists(), stays);
-        }
-    }
-}
+mod tests;

@@ -25,7 +25,7 @@ use crate::sys::error::{Result, ResultExt as _, exists};
 use crate::sys::signals::stop_if;
 use crate::tree;
 
-/// How long to wait for `gc`, which renames downloads one by one.
+/// How long to wait for `gc`, which renames downloads.
 const GC_WAIT: Duration = Duration::from_secs(60);
 
 /// The current image of a recipe.

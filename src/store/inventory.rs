@@ -10,6 +10,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::{self, Read, is_busy, names};
+use super::unreadable::Users;
 use super::{Store, lock, source};
 use crate::engine::hold::ContainerRecord;
 use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
@@ -41,13 +42,15 @@ impl Store {
     pub fn gc_inventory(&self, options: &InventoryOptions, keep_last: usize) -> Result<Inventory> {
         let found = self.inventory()?;
         self.readable(&found)?;
-        let unreadable = self.unreadable()?;
+        let Users {
+            leases, unreadable, ..
+        } = self.users()?;
         let free = free_space(&self.root)?;
         let locked = self.locked()?;
         let mut inventory = Inventory {
             now: Timestamp::now(),
             free,
-            leases: self.leases()?,
+            leases,
             locked: locked.names,
             unreadable: unreadable.iter().map(|one| one.object.clone()).collect(),
             notes: locked.notes,

@@ -167,14 +167,6 @@ impl Store {
         MergedDir::open(&roots)
     }
 
-    /// Returns whether `top` is `below` or a descendant of it.
-    pub fn descends(&self, top: Option<&LayerId>, below: &LayerId) -> Result<bool> {
-        match top {
-            None => Ok(false),
-            Some(top) => Ok(self.chain(top)?.iter().any(|layer| layer.id == *below)),
-        }
-    }
-
     /// Returns the key of the image below: the layer's own, which may be older than the env's.
     pub(super) fn image_below(
         &self,
@@ -358,7 +350,7 @@ fn mark_durable(layer: &fs::File) -> Result<()> {
         .context(|| format!("cannot mark layer `{}`", layer.path().display()))
 }
 
-fn missing(id: &LayerId) -> Error {
+pub(super) fn missing(id: &LayerId) -> Error {
     let message = format!("layer `{id}` is missing from the store");
     Error::new(Kind::NoLayer, message).help("rockenv fsck")
 }

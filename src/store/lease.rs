@@ -40,12 +40,11 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Returns what running commands keep, by env.
-    pub fn leases(&self) -> Result<BTreeMap<EnvName, Lease>> {
+    /// Returns what running commands keep, by env. An unreadable lease keeps everything: see [`Store::unreadable`].
+    pub fn leases(&self) -> Result<BTreeMap<EnvName, Result<Lease>>> {
         let mut leases = BTreeMap::new();
         for name in self.env_names()? {
-            // An unreadable lease keeps everything: see [`Store::unreadable`].
-            if let Ok(Some(lease)) = self.lease_of(&name)
+            if let Some(lease) = self.lease_of(&name).transpose()
                 && is_busy(&lock::env_lock(&self.env_dir(&name)))
             {
                 leases.insert(name, lease);

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::check::names;
 use super::journal::{self, JournalEntry};
 use super::snapshot::no_snapshot;
-use super::{LockedEnv, Record, Store, ephemeral};
+use super::{Layer, LockedEnv, Record, Store, ephemeral};
 use crate::plan::ids::{EnvId, LayerId, VolumeId};
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
@@ -141,28 +141,32 @@ pub(super) fn clear_removal_marks(env: &Path) -> Result<()> {
 pub(super) const REMOVED: &str = "removed.json";
 
 impl LockedEnv<'_> {
-    /// Forgets a snapshot and removes its layer if nothing else depends on it.
-    pub fn remove_snapshot(&mut self, name: &str) -> Result<()> {
+    /// Forgets snapshots and removes their layers if nothing else depends on them.
+    pub fn remove_snapshots(&mut self, names: &BTreeSet<&str>) -> Result<()> {
         let record = self.known_record()?;
-        let snapshot = record
-            .snapshot(name)
-            .ok_or_else(|| no_snapshot(self.name(), record, name))?
-            .clone();
+        if let Some(name) = names.iter().find(|name| record.snapshot(name).is_none()) {
+            return Err(no_snapshot(self.name(), record, name));
+        }
         self.touch();
-        self.forget(&snapshot.layer, |known| known.name == snapshot.name)
+        let layers = self.forget(|known| names.contains(known.name.as_str()))?;
+        self.store.remove_unused_layers(&layers)?;
+        journal::clear(&self.directory)
     }
 
-    /// Drops snapshots of a layer from the record, and the layer if nothing needs it any more.
-    pub(super) fn forget(
-        &mut self,
-        layer: &LayerId,
-        which: impl Fn(&Snapshot) -> bool,
-    ) -> Result<()> {
-        // Include unused parents: after a kill, nothing else would name them.
-        let mut layers = vec![layer.clone()];
-        if let Ok(chain) = self.store.chain(layer) {
-            layers.extend(chain.into_iter().map(|below| below.id));
+    /// Drops snapshots from the record. Returns their layers and those below, for [`Store::remove_unused_layers`]. The
+    /// journal names them until the caller clears it.
+    pub(super) fn forget(&mut self, which: impl Fn(&Snapshot) -> bool) -> Result<Vec<LayerId>> {
+        let mut record = self.known_record()?.clone();
+        let (gone, kept): (Vec<_>, Vec<_>) = record.snapshots.into_iter().partition(which);
+        if gone.is_empty() {
+            return Ok(Vec::new());
         }
+        record.snapshots = kept;
+        let tops: Vec<LayerId> = gone.into_iter().map(|snapshot| snapshot.layer).collect();
+        // Include unused parents: after a kill, nothing else would name them.
+        let mut layers = self.store.with_those_below(&tops);
+        layers.extend(tops);
+        let layers: Vec<LayerId> = layers.into_iter().collect();
         let entry = JournalEntry::Forget {
             layers: layers.clone(),
         };
@@ -171,8 +175,6 @@ impl LockedEnv<'_> {
             Err(error) if error.kind() == Kind::OutOfSpace => {}
             other => other?,
         }
-        let mut record = self.known_record()?.clone();
-        record.snapshots.retain(|known| !which(known));
         match self.put(record.clone()) {
             Err(error) if error.kind() == Kind::OutOfSpace => {
                 mark_removed(&self.directory, &record.snapshots)?;
@@ -180,8 +182,7 @@ impl LockedEnv<'_> {
             }
             other => other?,
         }
-        self.store.remove_unused_layers(&layers)?;
-        journal::clear(&self.directory)
+        Ok(layers)
     }
 
     /// Discards this env's live volumes that are not in `keep`.
@@ -277,7 +278,7 @@ impl LockedEnv<'_> {
         self.record = None;
         self.discard_volumes(id, &BTreeSet::new())?;
         // Lock files do not count: removing an env is meant to free its space.
-        self.store.remove_layers(layers, std::iter::empty())?;
+        self.store.remove_layers(layers, |_| false)?;
         self.clear_directory()
     }
 
@@ -313,67 +314,72 @@ impl Store {
         if !candidates.is_empty()
             && let Ok(locked) = self.locked()
         {
-            let mut keep = match locked.names.is_empty() {
-                true => Vec::new(),
-                false => self.layers()?,
-            };
-            keep.retain(|layer| locked.names.contains_key(layer.locked_name()));
-            let keep = keep.into_iter().map(|layer| layer.id);
-            self.remove_layers(candidates, keep.chain(kept.cloned()))?;
+            self.remove_layers(candidates, |layer| {
+                kept == Some(&layer.id) || locked.names.contains_key(layer.locked_name())
+            })?;
         }
         let left = candidates.iter().filter(|id| self.layer_dir(id).exists());
         Ok(left.cloned().collect())
     }
 
-    /// Does the same, with `keep` in place of the layers of lock files.
+    /// Does the same, with the layers that `is_kept` accepts in place of those of lock files. Reads the store once, for
+    /// any number of candidates.
     fn remove_layers(
         &self,
         candidates: &[LayerId],
-        keep: impl Iterator<Item = LayerId>,
+        is_kept: impl Fn(&Layer) -> bool,
     ) -> Result<()> {
         let _lock = match self.lock("rm") {
             // `gc` removes them later. The same applies if unreadable objects may need any of them.
             Err(error) if error.kind() == Kind::Busy => return Ok(()),
             lock => lock?,
         };
-        if !self.unreadable()?.is_empty() {
+        let users = self.users()?;
+        if !users.unreadable.is_empty() {
             return Ok(());
         }
-        let leases = self.leases()?.into_values();
-        let mut tops: Vec<LayerId> = leases.flat_map(|lease| lease.layers).chain(keep).collect();
-        for (_, record) in self.records()? {
-            tops.extend(record.layers().cloned());
-        }
-        let mut needed = BTreeSet::new();
-        for top in tops {
+        let leased = users.leases.values().flat_map(|lease| &lease.layers);
+        let recorded = users.records.values().flat_map(Record::layers);
+        let kept = users.layers.values().filter(|layer| is_kept(layer));
+        let mut needed: BTreeSet<&LayerId> = BTreeSet::new();
+        for top in leased.chain(recorded).chain(kept.map(|layer| &layer.id)) {
             let mut next = Some(top);
             while let Some(id) = next
-                && needed.insert(id.clone())
+                && needed.insert(id)
             {
-                next = self.layer(&id)?.and_then(|layer| layer.parent);
+                next = users.layers.get(id).and_then(|layer| layer.parent.as_ref());
             }
         }
-        let mut parents: BTreeMap<LayerId, Option<LayerId>> = BTreeMap::new();
-        for layer in self.layers()? {
-            parents.insert(layer.id, layer.parent);
+        let mut parents: BTreeMap<&LayerId, Option<&LayerId>> = BTreeMap::new();
+        let mut children: BTreeMap<&LayerId, usize> = BTreeMap::new();
+        for (id, layer) in &users.layers {
+            parents.insert(id, layer.parent.as_ref());
+            if let Some(parent) = &layer.parent {
+                *children.entry(parent).or_default() += 1;
+            }
         }
         // After a kill, an unneeded layer may be the parent of another one. Then the child goes first, or neither
         // goes.
         let mut left: BTreeSet<&LayerId> = candidates.iter().collect();
-        let mut next = left.pop_first().cloned();
+        let mut next = left.pop_first();
+        let mut outcome = Ok(());
         while let Some(id) = next {
-            let stood_on = parents.values().any(|parent| parent.as_ref() == Some(&id));
-            let below = match needed.contains(&id) || stood_on {
-                true => None,
-                false => {
-                    self.discard(&self.layer_dir(&id))?;
+            let stood_on = children.get(id).is_some_and(|count| *count > 0);
+            let mut below = None;
+            if !needed.contains(id) && !stood_on {
+                match self.discard(&self.layer_dir(id)) {
                     // Its exclusive parents go with it.
-                    parents.remove(&id).flatten()
+                    Ok(()) => below = parents.remove(id).flatten(),
+                    // It keeps only what is below it.
+                    Err(error) => outcome = outcome.and(Err(error)),
                 }
-            };
-            next = below.or_else(|| left.pop_first().cloned());
+            }
+            if let Some(count) = below.and_then(|parent| children.get_mut(parent)) {
+                *count -= 1;
+            }
+            next = below.or_else(|| left.pop_first());
         }
-        Ok(())
+        outcome
     }
 }
 

@@ -1,12 +1,13 @@
-//! Owns finding unreadable files in a store: a damaged file hides what it describes, so nothing that it may need is
-//! removed.
+//! Owns reading all layers and their users at once, and finding unreadable ones: a damaged file hides what it
+//! describes, so nothing that it may need is removed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use super::Store;
-use super::check::{is_busy, names};
-use super::lock;
-use crate::plan::ids::EnvName;
+use super::check::names;
+use super::{Layer, Record, Store};
+use crate::plan::gc::Lease;
+use crate::plan::ids::{EnvName, LayerId};
 use crate::sys::error::{Error, Result};
 
 /// An object whose description cannot be read.
@@ -37,42 +38,83 @@ impl fmt::Display for Unreadable {
     }
 }
 
+/// All layers and their users, read once.
+#[derive(Debug)]
+pub(super) struct Users {
+    /// What running commands keep.
+    pub leases: BTreeMap<EnvName, Lease>,
+    pub records: BTreeMap<EnvName, Record>,
+    pub layers: BTreeMap<LayerId, Layer>,
+    /// Those of them that cannot be read.
+    pub unreadable: Vec<Unreadable>,
+}
+
 impl Store {
     /// Returns the envs whose record cannot be read.
     pub fn unreadable_envs(&self) -> Result<Vec<Unreadable>> {
-        let mut found = Vec::new();
+        Ok(self.read_records()?.1)
+    }
+
+    /// Returns all unreadable users of layers and images: envs, layers, and leases of running commands.
+    pub fn unreadable(&self) -> Result<Vec<Unreadable>> {
+        Ok(self.users()?.unreadable)
+    }
+
+    /// Reads all layers and their users.
+    pub(super) fn users(&self) -> Result<Users> {
+        // Leases come first: a lease ends after the record names the layers.
+        let found = self.leases()?;
+        let (records, mut unreadable) = self.read_records()?;
+        let mut layers = BTreeMap::new();
+        for id in self.layer_ids()? {
+            // Nothing uses what a repair set aside.
+            if id.contains(super::check::ASIDE) {
+                continue;
+            }
+            match self.layer(&id) {
+                Ok(layer) => layers.extend(layer.map(|layer| (id, layer))),
+                Err(error) => unreadable.push(Unreadable::new(format!("layer `{id}`"), &error)),
+            }
+        }
+        let mut leases = BTreeMap::new();
+        for (name, lease) in found {
+            match lease {
+                Ok(lease) => drop(leases.insert(name, lease)),
+                Err(error) => {
+                    let object = format!("the lease of the command in env `{name}`");
+                    unreadable.push(Unreadable::new(object, &error));
+                }
+            }
+        }
+        Ok(Users {
+            leases,
+            records,
+            layers,
+            unreadable,
+        })
+    }
+
+    /// Reads the records of all envs. Returns those that cannot be read too.
+    fn read_records(&self) -> Result<(BTreeMap<EnvName, Record>, Vec<Unreadable>)> {
+        let mut records = BTreeMap::new();
+        let mut unreadable = Vec::new();
         for name in names(&self.root.join("envs"))? {
             let error = match name.parse::<EnvName>() {
-                Ok(name) => self.record(&name).err(),
+                Ok(env) => match self.record(&env) {
+                    Ok(record) => {
+                        records.extend(record.map(|record| (env, record)));
+                        None
+                    }
+                    Err(error) => Some(error),
+                },
                 // Not made by rockenv: a file, or a directory that a user renamed.
                 Err(error) => {
                     let record = self.root.join("envs").join(&name).join("record.json");
                     record.exists().then(|| error.into())
                 }
             };
-            found.extend(error.map(|error| Unreadable::new(format!("env `{name}`"), &error)));
+            unreadable.extend(error.map(|error| Unreadable::new(format!("env `{name}`"), &error)));
         }
-        Ok(found)
-    }
-
-    /// Returns all unreadable users of layers and images: envs, layers, and leases of running commands.
-    pub fn unreadable(&self) -> Result<Vec<Unreadable>> {
-        let mut found = self.unreadable_envs()?;
-        for id in self.layer_ids()? {
-            // Nothing uses what a repair set aside.
-            if !id.contains(super::check::ASIDE) {
-                let error = self.layer(&id).err();
-                found.extend(error.map(|error| Unreadable::new(format!("layer `{id}`"), &error)));
-            }
-        }
-        for name in self.env_names()? {
-            if let Err(error) = self.lease_of(&name)
-                && is_busy(&lock::env_lock(&self.env_dir(&name)))
-            {
-                let object = format!("the lease of the command in env `{name}`");
-                found.push(Unreadable::new(object, &error));
-            }
-        }
-        Ok(found)
+        Ok((records, unreadable))
     }
 }

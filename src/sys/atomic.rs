@@ -68,8 +68,16 @@ pub(crate) fn json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Number of calls of [`read_json`] in this thread, for tests that limit the work of a command.
+    pub(crate) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Reads JSON; `None` if the file does not exist.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    #[cfg(test)]
+    READS.set(READS.get() + 1);
     let Some(bytes) = if_exists(fs::read(path))? else {
         return Ok(None);
     };

@@ -219,37 +219,67 @@ fn apply(
 ) -> Result<usize> {
     let mut removed = 0;
     let mut looked = Instant::now();
-    for item in &decision.plan.items {
+    let mut waiting = decision.plan.items.as_slice();
+    while let Some(first) = waiting.first() {
         // Estimates may be too low: remove nothing for space that is free already.
-        if item.rule.wants_space() && looked.elapsed() > LOOK {
+        if first.rule.wants_space() && looked.elapsed() > LOOK {
             drop(store.reclaim());
             looked = Instant::now();
-            if goal.is_reached(item.rule, store)? {
+            if goal.is_reached(first.rule, store)? {
+                waiting = &waiting[row(waiting, first.rule)..];
                 continue;
             }
         }
-        let removal = match &item.what {
-            GcTarget::Cache { cache, max } => shrink(cx, store, &decision.inventory, cache, *max),
-            what => store.gc_apply(what, limits.keep_last),
-        };
-        let stays = match removal {
-            Ok(Removal::Gone) => {
-                cx.ui.detail(&format!("removed {}", item.name));
-                removed += 1;
-                done.estimate += item.bytes;
-                done.removed.push(item.clone());
-                continue;
+        let (batch, later) = waiting.split_at(batch(waiting));
+        waiting = later;
+        let removals = match &first.what {
+            GcTarget::Cache { cache, max } => {
+                let shrunk = shrink(cx, store, &decision.inventory, cache, *max);
+                vec![Removal::of(shrunk)]
             }
-            Ok(Removal::Stays(why)) => why,
-            Err(error) => error.chain().join(": "),
+            _ => {
+                let items: Vec<&GcTarget> = batch.iter().map(|item| &item.what).collect();
+                store.gc_apply(&items, limits.keep_last)
+            }
         };
-        cx.ui.detail(&format!("{} stays: {stays}", item.name));
-        done.stayed.push(SkippedItem {
-            name: item.name.clone(),
-            why: stays,
-        });
+        for (item, removal) in batch.iter().zip(removals) {
+            match removal {
+                Removal::Gone => {
+                    cx.ui.detail(&format!("removed {}", item.name));
+                    removed += 1;
+                    done.estimate += item.bytes;
+                    done.removed.push(item.clone());
+                }
+                Removal::Stays(why) => {
+                    cx.ui.detail(&format!("{} stays: {why}", item.name));
+                    let name = item.name.clone();
+                    done.stayed.push(SkippedItem { name, why });
+                }
+            }
+        }
     }
     Ok(removed)
+}
+
+/// Returns how many of the items to remove at once, which reads the store once. Items that want space go an eighth at a
+/// time, so that few are removed in vain if the first ones free more than estimated.
+fn batch(items: &[GcItem]) -> usize {
+    let most = match items.iter().position(|item| item.rule.wants_space()) {
+        Some(0) => items.len().div_ceil(8),
+        Some(before) => before,
+        None => items.len(),
+    };
+    let is_cache = |item: &GcItem| matches!(item.what, GcTarget::Cache { .. });
+    let caches = items[..most].iter().position(is_cache);
+    // The tool of a cache runs by itself.
+    caches.unwrap_or(most).max(1)
+}
+
+/// Returns how many of the first items a rule removes, with the layers that go because of that.
+fn row(items: &[GcItem], rule: Rule) -> usize {
+    let is_other = |item: &GcItem| item.rule != rule && item.rule != Rule::Garbage;
+    let end = items.iter().position(is_other);
+    end.unwrap_or(items.len())
 }
 
 /// Runs a cache's own tool to shrink it to `max` bytes, in the env that the inventory names.
@@ -291,4 +321,55 @@ fn shrink(
                 .help(format!("rockenv cache clear {name}"))
         })?;
     Ok(Removal::Gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(rule: Rule, what: GcTarget) -> GcItem {
+        GcItem {
+            what,
+            name: String::new(),
+            bytes: 1,
+            rebuild_ms: 0,
+            rule,
+            reason: String::new(),
+        }
+    }
+
+    fn blob(rule: Rule) -> GcItem {
+        let blob = String::new();
+        item(rule, GcTarget::Download { blob })
+    }
+
+    #[test]
+    fn batches_are_few_and_those_that_want_space_get_smaller() {
+        let cache = GcTarget::Cache {
+            cache: "ccache".to_owned(),
+            max: 0,
+        };
+        let mut items: Vec<GcItem> = (0..1000).map(|_| blob(Rule::Garbage)).collect();
+        items.push(item(Rule::CacheMax, cache));
+        items.extend((0..1000).map(|_| blob(Rule::Free)));
+        let mut waiting = items.as_slice();
+        let mut sizes = Vec::new();
+        while !waiting.is_empty() {
+            sizes.push(batch(waiting));
+            waiting = &waiting[batch(waiting)..];
+        }
+        assert_eq!(sizes[..4], [1000, 1, 125, 110]);
+        assert_eq!(sizes.last(), Some(&1));
+        assert!(sizes.len() < 60, "{sizes:?}");
+        // Without removals for space there is no need to look.
+        assert_eq!(batch(&items[..1000]), 1000);
+    }
+
+    #[test]
+    fn all_items_of_a_rule_stay_once_its_space_is_free() {
+        let rules = [Rule::Free, Rule::Garbage, Rule::Free, Rule::MinFree];
+        let items = rules.map(blob);
+        assert_eq!(row(&items, Rule::Free), 3);
+        assert_eq!(row(&items[..3], Rule::Free), 3);
+    }
 }

@@ -29,12 +29,12 @@ pub(super) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     {
         return Err(no_snapshot(&args.env, &record, name));
     }
-    let names: BTreeSet<&String> = args.names.iter().collect();
+    let names: BTreeSet<&str> = args.names.iter().map(String::as_str).collect();
     let shown: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
     cx.confirm(&format!("remove {} of {}?", shown.join(", "), args.env))?;
     let mut env = store.lock_known(&args.env, "snapshot rm", lock::WAIT)?;
+    env.remove_snapshots(&names)?;
     for name in names {
-        env.remove_snapshot(name)?;
         cx.ui
             .note(&format!("{}: snapshot `{name}` removed", args.env));
     }

@@ -1,0 +1,218 @@
+//! Tests of applying decisions of `gc`.
+
+use super::*;
+
+/// A question to the user may stand between the decision and this.
+#[test]
+fn what_a_lock_file_names_since_the_decision_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("store")).unwrap();
+    let key = "5".repeat(64);
+    let [image, blob, locks] =
+        ["images", "blobs/sha256", "locks"].map(|name| store.root().join(name));
+    fs::create_dir(image.join(&key)).unwrap();
+    fs::write(blob.join(&key), "").unwrap();
+    fs::create_dir(&locks).unwrap();
+    // A lock file on a disk that is not mounted counts too.
+    let known = format!(r#"{{"file": "/nowhere/p.lock", "names": ["{key}"]}}"#);
+    fs::write(locks.join("p.json"), known).unwrap();
+    let targets = [
+        GcTarget::Image {
+            image: key.parse().unwrap(),
+        },
+        GcTarget::Download { blob: key.clone() },
+    ];
+    let targets = targets.iter().collect::<Vec<_>>();
+    for removal in store.gc_apply(&targets, 0) {
+        assert!(
+            matches!(&removal, Removal::Stays(why) if why.contains("/nowhere/p.lock")),
+            "{removal:?}"
+        );
+    }
+    fs::remove_file(locks.join("p.json")).unwrap();
+    let removals = store.gc_apply(&targets, 0);
+    assert_eq!(removals, [Removal::Gone, Removal::Gone]);
+}
+
+const TIMES: &str = r#""created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z""#;
+
+fn add_layer(store: &Store, id: &str, parent: Option<&str>) {
+    let directory = store.layer_dir(&id.into());
+    fs::create_dir(&directory).unwrap();
+    let parent = parent.map_or("null".to_owned(), |parent| format!(r#""{parent}""#));
+    let layer = format!(
+        r#"{{"id": "{id}", "parent": {parent}, "env": "", "image_key": "used", "tree": "", "title": "s",
+        "created": "2026-01-02T03:04:05Z", "boot": "b", "volumes": {{}}}}"#
+    );
+    fs::write(directory.join("layer.json"), layer).unwrap();
+}
+
+/// Adds an env with snapshots of these layers, oldest first.
+fn add_env(store: &Store, name: &str, snapshots: &[(&str, &str)]) {
+    let directory = store.env_dir(&name.into());
+    fs::create_dir(&directory).unwrap();
+    let snapshots: Vec<String> = snapshots
+        .iter()
+        .map(|(layer, origin)| {
+            format!(
+                r#"{{"name": "{layer}", "layer": "{layer}", "origin": "{origin}",
+                "created": "2026-01-02T03:04:05Z"}}"#
+            )
+        })
+        .collect();
+    let record = format!(
+        r#"{{"version": 1, "id": "{name}", {TIMES}, "profile": "p", "targets": [], "image": "i",
+        "image_key": "of-{name}", "engine": "nspawn", "head": {{"layer": null, "volumes": {{}}}},
+        "snapshots": [{}], "steps": [], "failed": null, "complete": true}}"#,
+        snapshots.join(", ")
+    );
+    fs::write(directory.join("record.json"), record).unwrap();
+}
+
+fn snapshots_of(store: &Store, name: &str) -> Vec<String> {
+    let record = store.known(&name.into()).unwrap();
+    let snapshots = record.snapshots.into_iter();
+    snapshots.map(|snapshot| snapshot.name).collect()
+}
+
+fn stays(why: &str) -> Removal {
+    Removal::Stays(why.to_owned())
+}
+
+#[test]
+fn many_snapshots_go_with_few_readings_and_each_is_checked() {
+    const MANY: usize = 60;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("store")).unwrap();
+    let ids: Vec<String> = (0..MANY).map(|number| format!("l{number:02}")).collect();
+    for (at, id) in ids.iter().enumerate() {
+        // A chain, and layers of their own.
+        let below = at.checked_sub(1).filter(|_| at < MANY / 2);
+        add_layer(&store, id, below.map(|below| ids[below].as_str()));
+    }
+    let own: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), "step")).collect();
+    add_env(&store, "a", &own);
+    add_env(&store, "busy", &[("l40", "step")]);
+    add_env(&store, "user", &[("l41", "user"), ("l42", "step")]);
+    add_layer(&store, "orphan", None);
+    add_layer(&store, "parent", None);
+    add_layer(&store, "child", Some("parent"));
+    let held = store.lock_known(&"busy".into(), "up", Duration::ZERO);
+    let held = held.unwrap();
+    let snapshots = ids.iter().map(|id| GcTarget::Snapshot {
+        layer: id.as_str().into(),
+    });
+    let others = ["orphan", "parent"].map(|id| GcTarget::Layer { layer: id.into() });
+    let targets: Vec<GcTarget> = snapshots.chain(others).collect();
+    let targets: Vec<&GcTarget> = targets.iter().collect();
+    let before = atomic::READS.get();
+    let removals = store.gc_apply(&targets, 0);
+    let reads = atomic::READS.get() - before;
+    assert!(reads < 8 * MANY, "{reads}");
+    let mut expected = vec![Removal::Gone; MANY];
+    expected[40] = stays("in use by a command in env busy");
+    expected[41] = stays("snapshot l41 of env user: you took it");
+    expected[42] = stays("newest snapshot of env user: l42");
+    expected[MANY - 1] = stays("newest snapshot of env a: l59");
+    expected.push(Removal::Gone);
+    expected.push(Removal::needed_by_now());
+    assert_eq!(removals, expected);
+    // No env forgot a layer that another one keeps.
+    let left = ["l40", "l41", "l42", "l59"];
+    assert_eq!(snapshots_of(&store, "a"), left);
+    let layers = names(&store.root().join("layers")).unwrap();
+    assert_eq!(layers, [&["child"][..], &left, &["parent"]].concat());
+    assert!(!store.env_dir(&"a".into()).join("journal.jsonl").exists());
+    drop(held);
+    // A file that cannot be read may need any of them.
+    let damaged = store.layer_dir(&"child".into()).join("layer.json");
+    fs::write(&damaged, "{").unwrap();
+    assert_eq!(
+        store.gc_apply(&targets[40..41], 0),
+        [stays("layer `child` may need it")]
+    );
+    // Nothing uses a layer that a repair set aside.
+    let aside = store.layer_dir(&"child.damaged-1".into());
+    fs::rename(damaged.parent().unwrap(), aside).unwrap();
+    let images = ["of-a", "used", "unused"];
+    for image in images {
+        fs::create_dir(store.image_dir(&image.into())).unwrap();
+    }
+    let images = images.map(|image| GcTarget::Image {
+        image: image.into(),
+    });
+    let expected = [
+        Removal::needed_by_now(),
+        Removal::needed_by_now(),
+        Removal::Gone,
+    ];
+    let removals = store.gc_apply(&images.iter().collect::<Vec<_>>(), 0);
+    assert_eq!(removals, expected);
+}
+
+#[test]
+fn a_layer_of_more_envs_than_are_locked_at_a_time_goes_by_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("store")).unwrap();
+    for id in ["old", "shared"] {
+        add_layer(&store, id, None);
+    }
+    let own = [("old", "step"), ("shared", "step")];
+    add_env(&store, "a", &own);
+    for number in 0..MOST_LOCKED {
+        add_env(&store, &format!("e{number}"), &own[1..]);
+    }
+    let targets = ["shared", "old"].map(|id| GcTarget::Snapshot { layer: id.into() });
+    let removals = store.gc_apply(&targets.iter().collect::<Vec<_>>(), 0);
+    assert!(matches!(removals[0], Removal::Stays(_)), "{removals:?}");
+    assert_eq!(removals[1], Removal::Gone);
+    assert_eq!(snapshots_of(&store, "a"), ["shared"]);
+}
+
+#[test]
+fn snapshots_that_are_removed_together_take_one_reading() {
+    const MANY: usize = 30;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("store")).unwrap();
+    let ids: Vec<String> = (0..MANY).map(|number| format!("l{number:02}")).collect();
+    for id in &ids {
+        add_layer(&store, id, None);
+    }
+    let own: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), "user")).collect();
+    add_env(&store, "a", &own);
+    let env = store.lock_known(&"a".into(), "snapshot rm", Duration::ZERO);
+    let mut env = env.unwrap();
+    let before = atomic::READS.get();
+    let gone: BTreeSet<&str> = ids[1..].iter().map(String::as_str).collect();
+    env.remove_snapshots(&gone).unwrap();
+    let reads = atomic::READS.get() - before;
+    assert!(reads < 4 * MANY, "{reads}");
+    // All of them go, or none.
+    let unknown = BTreeSet::from(["l00", "l01"]);
+    env.remove_snapshots(&unknown).unwrap_err();
+    assert_eq!(snapshots_of(&store, "a"), ["l00"]);
+    assert_eq!(names(&store.root().join("layers")).unwrap(), ["l00"]);
+}
+
+#[test]
+fn the_tree_of_a_step_that_failed_since_the_decision_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("store")).unwrap();
+    let env = EnvName::from("a");
+    let tree = store.env_dir(&env).join("trees/new");
+    fs::create_dir_all(&tree).unwrap();
+    let record = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
+        "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
+        "head": {"layer": null, "volumes": {}}, "snapshots": [], "steps": [],
+        "failed": {"step": "s", "tree": "new", "parent": null, "log": "log", "code": 1}, "complete": false}"#;
+    fs::write(store.env_dir(&env).join("record.json"), record).unwrap();
+    for (decided, stays) in [("old", true), ("new", false)] {
+        let what = GcTarget::Failed {
+            env: env.clone(),
+            tree: decided.into(),
+        };
+        assert_eq!(store.gc_apply(&[&what], 0), [Removal::Gone]);
+        assert_eq!(store.known(&env).unwrap().failed.is_some(), stays);
+        assert_eq!(tree.exists(), stays);
+    }
+}
