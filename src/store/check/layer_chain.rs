@@ -119,7 +119,7 @@ mod tests {
             }
             let text = format!(
                 r#"{{"id": "{id}", "parent": "{parent}", "env": "", "image_key": "i", "tree": "", "title": "s",
-                "created": "2026-01-02T03:04:05Z", "boot": "b", "volumes": {{}}}}"#
+                "created": "2026-01-02T03:04:05Z", "boot": "b", "history": "clean", "volumes": {{}}}}"#
             );
             fs::write(layer.join("layer.json"), text).unwrap();
         }

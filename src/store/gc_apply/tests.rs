@@ -42,7 +42,7 @@ fn add_layer(store: &Store, id: &str, parent: Option<&str>) {
     let parent = parent.map_or("null".to_owned(), |parent| format!(r#""{parent}""#));
     let layer = format!(
         r#"{{"id": "{id}", "parent": {parent}, "env": "", "image_key": "used", "tree": "", "title": "s",
-        "created": "2026-01-02T03:04:05Z", "boot": "b", "volumes": {{}}}}"#
+        "created": "2026-01-02T03:04:05Z", "boot": "b", "history": "clean", "volumes": {{}}}}"#
     );
     fs::write(directory.join("layer.json"), layer).unwrap();
 }
