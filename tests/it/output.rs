@@ -17,6 +17,8 @@ const UID: u32 = 65533;
 
 /// An ordinary user on a machine without an engine, with a home of their own.
 struct Newcomer {
+    /// Hides a store of root's, such as `make demo` creates, from the calling thread and its programs.
+    _lib: Mount,
     home: tempfile::TempDir,
 }
 
@@ -34,7 +36,10 @@ impl Newcomer {
         fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).unwrap();
         chown(home.path(), Some(UID), Some(UID)).unwrap();
         copy_program(&home.path().join("program"));
-        Self { home }
+        let lib = home.path().join("lib");
+        fs::create_dir(&lib).unwrap();
+        let _lib = bind(&lib, Path::new("/var/lib"));
+        Self { _lib, home }
     }
 
     fn path(&self) -> &Path {
@@ -169,15 +174,11 @@ fn inspecting_needs_no_engine_and_no_root() {
     assert!(!newcomer.path().join("data").exists(), "no store was made");
 }
 
-/// Creates root's store at its usual place, in the mount namespace of this thread only.
-fn roots_store() -> (tempfile::TempDir, Mount) {
-    let lib = tempfile::tempdir().unwrap();
-    fs::set_permissions(lib.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let store = lib.path().join("rockenv");
-    fs::create_dir(&store).unwrap();
-    fs::set_permissions(&store, PermissionsExt::from_mode(0o711)).unwrap();
-    let mount = bind(lib.path(), Path::new("/var/lib"));
-    (lib, mount)
+/// Creates root's store at its usual place.
+fn roots_store() {
+    let store = Path::new("/var/lib/rockenv");
+    fs::create_dir(store).unwrap();
+    fs::set_permissions(store, PermissionsExt::from_mode(0o711)).unwrap();
 }
 
 #[test]
@@ -193,7 +194,7 @@ fn a_user_of_roots_store_is_told_to_use_sudo() {
         "error: running commands in an env needs root\nhelp: sudo rockenv exec e -- echo 'a b'\n"
     );
 
-    let _root = roots_store();
+    roots_store();
     for command in [
         &["status", "e"][..],
         &["exec", "e", "--", "true"],
@@ -239,7 +240,7 @@ fn a_user_with_a_store_of_their_own_is_told_of_roots_too() {
     ] {
         chown(newcomer.path().join(path), Some(UID), Some(UID)).unwrap();
     }
-    let _root = roots_store();
+    roots_store();
     for command in [
         &["status", "e"][..],
         &["status"],
