@@ -153,6 +153,12 @@ fn a_failed_step_goes_on_with_its_volumes_and_a_changed_one_does_not() {
     let resumed = decided(&["a", "b"], &observed);
     assert_eq!(shown(&resumed), "hr Live l-a");
     assert_eq!(resumed.steps[1].why, "did not finish last time");
+    // It starts from its parent all the same, not from files that were changed by hand.
+    observed.is_modified = true;
+    let resumed = decided(&["a", "b"], &observed);
+    assert_eq!(shown(&resumed), "hr Live l-a moves");
+    assert!(resumed.keep_changes);
+    observed.is_modified = false;
     observed.attempt = Some("k-old".into());
     let changed = decided(&["a", "b"], &observed);
     assert_eq!(shown(&changed), "hr Restored l-a moves");
