@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_env_has_an_id_and_each_job_the_secret() {
+    fn each_env_has_an_id_each_job_the_secret_and_cleaning_comes_last() {
         let ids = ["a.b", "a_b", "a-b", "a_.b", "a._b"].map(id);
         assert_eq!(
             ids,
@@ -212,6 +212,11 @@ mod tests {
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         let text = workflow(&pipeline(true, &[]), None);
         assert_eq!(text.matches(secret).count(), 5, "{text}");
+        // Cleaning waits for the job with a GPU too.
+        assert_has!(
+            text,
+            "needs: [\"env-a\", \"env-a-gpu\", \"env-b\", \"common\"]"
+        );
     }
 
     #[test]
