@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::check::names;
 use super::layer::missing;
 use super::lock_files::Locked;
-use super::unreadable::Unreadable;
+use super::unreadable::{Unreadable, Users};
 use super::{Lock, LockedEnv, Store, journal};
 use crate::plan::gc::GcTarget;
 use crate::plan::gc::roots::{Why, tops};
@@ -169,7 +169,7 @@ impl Store {
                 locked.len() <= MOST_LOCKED
             });
             let (now, later) = rest.split_at(few.count().max(1));
-            let done = self.forget_and_remove(now, &envs, keep_last);
+            let done = self.forget_and_remove(now, &users, &envs, keep_last);
             removals.extend(done.unwrap_or_else(|error| vec![Removal::failed(&error); now.len()]));
             rest = later;
         }
@@ -180,6 +180,7 @@ impl Store {
     fn forget_and_remove(
         &self,
         layers: &[&LayerId],
+        users: &Users,
         envs: &BTreeMap<&LayerId, BTreeSet<&EnvName>>,
         keep_last: usize,
     ) -> Result<Vec<Removal>> {
@@ -211,8 +212,21 @@ impl Store {
                 }
             }
         }
-        let going = layers.iter().filter(|layer| !stays.contains_key(**layer));
-        let mut candidates: BTreeSet<LayerId> = going.map(|layer| (*layer).clone()).collect();
+        let mut going: BTreeSet<&LayerId> = layers.iter().copied().collect();
+        going.retain(|layer| !stays.contains_key(layer));
+        // A layer that stays keeps those below it, so no env forgets them either.
+        let mut staying = self.layer_ids()?;
+        staying.retain(|id| !going.contains(id));
+        while let Some(id) = staying.pop() {
+            let layer = users.layers.get(&id);
+            if let Some(below) = layer.and_then(|layer| layer.parent.as_ref())
+                && going.remove(below)
+            {
+                stays.insert(below, Removal::needed_by_now());
+                staying.push(below.clone());
+            }
+        }
+        let mut candidates: BTreeSet<LayerId> = going.into_iter().cloned().collect();
         let mut changed = Vec::new();
         for (mut env, own) in locked {
             let forgotten = env.forget(|known| {
