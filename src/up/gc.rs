@@ -225,8 +225,9 @@ fn apply(
         if first.rule.wants_space() && looked.elapsed() > LOOK {
             drop(store.reclaim());
             looked = Instant::now();
-            if goal.is_reached(first.rule, store)? {
-                waiting = &waiting[row(waiting, first.rule)..];
+            let short = still_short(waiting, |rule| goal.is_reached(rule, store))?;
+            if short.len() < waiting.len() {
+                waiting = short;
                 continue;
             }
         }
@@ -275,11 +276,17 @@ fn batch(items: &[GcItem]) -> usize {
     caches.unwrap_or(most).max(1)
 }
 
-/// Returns how many of the first items a rule removes, with the layers that go because of that.
-fn row(items: &[GcItem], rule: Rule) -> usize {
-    let is_other = |item: &GcItem| item.rule != rule && item.rule != Rule::Garbage;
-    let end = items.iter().position(is_other);
-    end.unwrap_or(items.len())
+/// Leaves out the first items, if enough space is free for their rules, and the layers that would go because of them.
+fn still_short(items: &[GcItem], is_reached: impl Fn(Rule) -> Result<bool>) -> Result<&[GcItem]> {
+    let mut rest = items;
+    while let Some(first) = rest.first()
+        && is_reached(first.rule)?
+    {
+        let is_other = |item: &GcItem| item.rule != first.rule && item.rule != Rule::Garbage;
+        let end = rest.iter().position(is_other);
+        rest = &rest[end.unwrap_or(rest.len())..];
+    }
+    Ok(rest)
 }
 
 /// Runs a cache's own tool to shrink it to `max` bytes, in the env that the inventory names.
@@ -367,9 +374,19 @@ mod tests {
 
     #[test]
     fn all_items_of_a_rule_stay_once_its_space_is_free() {
-        let rules = [Rule::Free, Rule::Garbage, Rule::Free, Rule::MinFree];
-        let items = rules.map(blob);
-        assert_eq!(row(&items, Rule::Free), 3);
-        assert_eq!(row(&items[..3], Rule::Free), 3);
+        use Rule::{Free, Garbage, MinFree, OlderThan};
+        let items = [Free, Garbage, Free, MinFree, Garbage, OlderThan].map(blob);
+        let cases: [(&[Rule], usize); 4] = [
+            (&[], 6),
+            (&[Free], 3),
+            // No item of the next rule goes before its own space is looked at.
+            (&[Free, MinFree], 1),
+            (&[MinFree], 6),
+        ];
+        for (reached, left) in cases {
+            let short = still_short(&items, |rule| Ok(reached.contains(&rule))).unwrap();
+            assert_eq!(short, &items[6 - left..]);
+        }
+        assert!(still_short(&items[..3], |_| Ok(true)).unwrap().is_empty());
     }
 }
