@@ -98,10 +98,11 @@ fn remove(
             unused: asked.map(|asked| before.saturating_add(asked)),
             free: limits.min_free,
         };
-        let removed = apply(cx, store, &decision, limits, &goal, done)?;
+        let removed = done.removed.len();
+        apply(cx, store, &decision, limits, &goal, done)?;
         done.notes = decision.plan.notes;
         // Look again only if space is still short and this round removed something.
-        if removed == 0 || left.is_none_or(|left| left == 0) {
+        if removed == done.removed.len() || left.is_none_or(|left| left == 0) {
             break;
         }
     }
@@ -180,8 +181,28 @@ pub(crate) struct Done {
     pub failure: Option<Error>,
 }
 
+impl Done {
+    /// Adds the outcome for an item, in place of that of an earlier round.
+    fn add(&mut self, item: &GcItem, removal: Removal) {
+        self.stayed.retain(|known| known.what != item.what);
+        match removal {
+            Removal::Gone => {
+                self.estimate += item.bytes;
+                self.removed.push(item.clone());
+            }
+            Removal::Stays(why) => self.stayed.push(SkippedItem {
+                what: item.what.clone(),
+                name: item.name.clone(),
+                why,
+            }),
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(crate) struct SkippedItem {
+    #[serde(skip)]
+    what: GcTarget,
     pub name: String,
     pub why: String,
 }
@@ -208,7 +229,7 @@ fn confirm(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result
     ))
 }
 
-/// Removes the planned items until enough is free. Returns how many were removed.
+/// Removes the planned items until enough is free.
 fn apply(
     cx: &Context,
     store: &Store,
@@ -216,8 +237,7 @@ fn apply(
     limits: &Limits,
     goal: &Goal,
     done: &mut Done,
-) -> Result<usize> {
-    let mut removed = 0;
+) -> Result<()> {
     let mut looked = Instant::now();
     let mut waiting = decision.plan.items.as_slice();
     while let Some(first) = waiting.first() {
@@ -244,22 +264,14 @@ fn apply(
             }
         };
         for (item, removal) in batch.iter().zip(removals) {
-            match removal {
-                Removal::Gone => {
-                    cx.ui.detail(&format!("removed {}", item.name));
-                    removed += 1;
-                    done.estimate += item.bytes;
-                    done.removed.push(item.clone());
-                }
-                Removal::Stays(why) => {
-                    cx.ui.detail(&format!("{} stays: {why}", item.name));
-                    let name = item.name.clone();
-                    done.stayed.push(SkippedItem { name, why });
-                }
-            }
+            cx.ui.detail(&match &removal {
+                Removal::Gone => format!("removed {}", item.name),
+                Removal::Stays(why) => format!("{} stays: {why}", item.name),
+            });
+            done.add(item, removal);
         }
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// Returns how many of the items to remove at once, which reads the store once. Items that want space go an eighth at a
@@ -370,6 +382,24 @@ mod tests {
         assert!(sizes.len() < 60, "{sizes:?}");
         // Without removals for space there is no need to look.
         assert_eq!(batch(&items[..1000]), 1000);
+    }
+
+    #[test]
+    fn an_item_is_reported_once_whatever_earlier_rounds_did() {
+        let mut done = Done::default();
+        let busy = || Removal::Stays("in use".to_owned());
+        for (removal, reported) in [(busy(), (1, 0)), (busy(), (1, 0)), (Removal::Gone, (0, 1))] {
+            done.add(&blob(Rule::Free), removal);
+            assert_eq!((done.stayed.len(), done.removed.len()), reported);
+        }
+        // Images of one recipe have one name.
+        let images = ["old", "new"].map(|image| GcTarget::Image {
+            image: image.into(),
+        });
+        for image in images {
+            done.add(&item(Rule::Free, image), busy());
+        }
+        assert_eq!(done.stayed.len(), 2);
     }
 
     #[test]
