@@ -69,7 +69,7 @@ fn group(what: &GcTarget) -> (u8, &str) {
     }
 }
 
-/// Returns why an image or a download stays if a lock file names it. For layers, `remove_unused_layers` checks that.
+/// Returns why an object stays if a lock file names it.
 fn stays_locked(locked: &Locked, name: &str) -> Option<Removal> {
     let file = locked.names.get(name)?;
     Some(Removal::Stays(format!("lock file {file} names it")))
@@ -212,20 +212,17 @@ impl Store {
                 }
             }
         }
+        let files = self.locked()?;
+        stays.extend(layers.iter().filter_map(|layer| {
+            let name = users.layers.get(*layer)?.locked_name();
+            Some((*layer, stays_locked(&files, name)?))
+        }));
         let mut going: BTreeSet<&LayerId> = layers.iter().copied().collect();
         going.retain(|layer| !stays.contains_key(layer));
-        // A layer that stays keeps those below it, so no env forgets them either.
-        let mut staying = self.layer_ids()?;
-        staying.retain(|id| !going.contains(id));
-        while let Some(id) = staying.pop() {
-            let layer = users.layers.get(&id);
-            if let Some(below) = layer.and_then(|layer| layer.parent.as_ref())
-                && going.remove(below)
-            {
-                stays.insert(below, Removal::needed_by_now());
-                staying.push(below.clone());
-            }
-        }
+        let ours: BTreeSet<&EnvName> = locked.iter().map(|(env, _)| env.name()).collect();
+        let needed = self.take_needed(&mut going, users, &ours)?;
+        let needed = needed.into_iter();
+        stays.extend(needed.map(|layer| (layer, Removal::needed_by_now())));
         let mut candidates: BTreeSet<LayerId> = going.into_iter().cloned().collect();
         let mut changed = Vec::new();
         for (mut env, own) in locked {
@@ -261,6 +258,36 @@ impl Store {
             },
         });
         Ok(removals.collect())
+    }
+
+    /// Takes the layers out of `going` that running commands or other envs than `ours` need, and those below a layer
+    /// that stays. Returns them.
+    fn take_needed<'a>(
+        &self,
+        going: &mut BTreeSet<&'a LayerId>,
+        users: &Users,
+        ours: &BTreeSet<&EnvName>,
+    ) -> Result<Vec<&'a LayerId>> {
+        let others = users
+            .records
+            .iter()
+            .filter(|(name, _)| !ours.contains(*name));
+        let recorded = others.flat_map(|(_, record)| record.layers());
+        let leased = users.leases.values().flat_map(|lease| &lease.layers);
+        let needed: BTreeSet<&LayerId> = recorded.chain(leased).collect();
+        let mut staying = self.layer_ids()?;
+        staying.retain(|id| !going.contains(id) || needed.contains(id));
+        let mut taken: Vec<&LayerId> = Vec::new();
+        while let Some(id) = staying.pop() {
+            taken.extend(going.take(&id));
+            let layer = users.layers.get(&id);
+            if let Some(below) = layer.and_then(|layer| layer.parent.as_ref())
+                && going.contains(below)
+            {
+                staying.push(below.clone());
+            }
+        }
+        Ok(taken)
     }
 
     fn remove_images(&self, items: &[&GcTarget]) -> Result<Vec<Removal>> {

@@ -13,6 +13,10 @@ fn what_a_lock_file_names_since_the_decision_stays() {
     fs::create_dir(image.join(&key)).unwrap();
     fs::write(blob.join(&key), "").unwrap();
     fs::create_dir(&locks).unwrap();
+    for id in [key.as_str(), "newer"] {
+        add_layer(&store, id, None);
+    }
+    add_env(&store, "a", &[(key.as_str(), "step"), ("newer", "step")]);
     // A lock file on a disk that is not mounted counts too.
     let known = format!(r#"{{"file": "/nowhere/p.lock", "names": ["{key}"]}}"#);
     fs::write(locks.join("p.json"), known).unwrap();
@@ -21,6 +25,9 @@ fn what_a_lock_file_names_since_the_decision_stays() {
             image: key.parse().unwrap(),
         },
         GcTarget::Download { blob: key.clone() },
+        GcTarget::Snapshot {
+            layer: key.as_str().into(),
+        },
     ];
     let targets = targets.iter().collect::<Vec<_>>();
     for removal in store.gc_apply(&targets, 0) {
@@ -29,9 +36,10 @@ fn what_a_lock_file_names_since_the_decision_stays() {
             "{removal:?}"
         );
     }
+    assert_eq!(snapshots_of(&store, "a"), [key.as_str(), "newer"]);
     fs::remove_file(locks.join("p.json")).unwrap();
     let removals = store.gc_apply(&targets, 0);
-    assert_eq!(removals, [Removal::Gone, Removal::Gone]);
+    assert_eq!(removals, [Removal::Gone, Removal::Gone, Removal::Gone]);
 }
 
 const TIMES: &str = r#""created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z""#;
@@ -94,6 +102,11 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     add_env(&store, "a", &own);
     add_env(&store, "busy", &[("l40", "step")]);
     add_env(&store, "user", &[("l41", "user"), ("l42", "step")]);
+    add_env(&store, "based", &[]);
+    let record = store.env_dir(&"based".into()).join("record.json");
+    let text = fs::read_to_string(&record).unwrap();
+    let based = text.replace(r#""layer": null"#, r#""layer": "l38""#);
+    fs::write(&record, based).unwrap();
     add_layer(&store, "orphan", None);
     add_layer(&store, "parent", None);
     add_layer(&store, "child", Some("parent"));
@@ -110,6 +123,7 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     let reads = atomic::READS.get() - before;
     assert!(reads < 8 * MANY, "{reads}");
     let mut expected = vec![Removal::Gone; MANY];
+    expected[38] = Removal::needed_by_now();
     expected[39] = Removal::needed_by_now();
     expected[40] = stays("in use by a command in env busy");
     expected[41] = stays("snapshot l41 of env user: you took it");
@@ -119,7 +133,7 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     expected.push(Removal::needed_by_now());
     assert_eq!(removals, expected);
     // No env forgot a layer that another one keeps, or one below it.
-    let left = ["l39", "l40", "l41", "l42", "l59"];
+    let left = ["l38", "l39", "l40", "l41", "l42", "l59"];
     assert_eq!(snapshots_of(&store, "a"), left);
     let layers = names(&store.root().join("layers")).unwrap();
     assert_eq!(layers, [&["child"][..], &left, &["parent"]].concat());
