@@ -136,6 +136,9 @@ impl From<Reason> for Error {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ContainerRecord {
     pub id: String,
+    /// The env's `run` directory.
+    #[serde(default)]
+    pub run: PathBuf,
     pub cgroup: Cgroup,
     /// systemd-nspawn's lock file for the tree; a killed systemd-nspawn leaves it behind.
     pub lock: Option<TreeLock>,
@@ -198,13 +201,10 @@ impl ContainerRecord {
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         };
-        let root = run.ancestors().nth(3)?;
         let fits = own(&state.id)
+            && is_here(&state.run, run)
             && match &state.place {
-                Some(place) => {
-                    let is_here = Path::new(&place.store) == root;
-                    own(&place.name) && is_here && state.cgroup.is_of_service()
-                }
+                Some(place) => own(&place.name) && state.cgroup.is_of_service(),
                 None => state.cgroup.is_of(&state.id),
             };
         fits.then_some(state)
@@ -271,6 +271,15 @@ impl ContainerRecord {
         }
         Ok(())
     }
+}
+
+/// Returns whether a recorded directory is `run`, perhaps by another path, or is gone because the store was moved.
+fn is_here(recorded: &Path, run: &Path) -> bool {
+    let place = |path: &Path| {
+        let found = fs::metadata(path).ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    place(recorded).is_none_or(|found| Some(found) == place(run))
 }
 
 /// Returns the prefix of the names of an env's containers.
@@ -409,6 +418,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     let signals = signals::block(&[&signals::STOP[..], &[Signal::SIGCHLD]].concat())?;
     let mut state = ContainerRecord {
         id: hold.container.id.clone(),
+        run: hold.run.clone(),
         made_of: hold.made_of.clone(),
         is_private: hold.is_private,
         ..ContainerRecord::default()
@@ -451,6 +461,32 @@ pub(super) fn check_binds(container: &Container) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_state_in_a_copy_of_a_store_is_that_of_the_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |store: &str| directory.path().join(store);
+        let run = |store: &str| at(store).join("envs/a/run");
+        for store in ["first", "copy"] {
+            fs::create_dir_all(run(store)).unwrap();
+        }
+        fs::os::unix::fs::symlink(at("first"), at("link")).unwrap();
+        let is_of = |recorded: &Path, store: &str| {
+            let state = ContainerRecord {
+                id: "rockenv-a-0".to_owned(),
+                run: recorded.to_owned(),
+                ..ContainerRecord::default()
+            };
+            let text = serde_json::to_vec(&state).unwrap();
+            ContainerRecord::parse(&run(store), &text).is_some()
+        };
+        assert!(!is_of(&run("first"), "copy"));
+        // By another path, as through a bind mount.
+        assert!(is_of(&run("first"), "link"));
+        // A store that was moved, and a state of an older version.
+        assert!(is_of(&run("missing"), "copy"));
+        assert!(is_of(Path::new(""), "copy"));
+    }
 
     #[test]
     fn a_lock_of_another_tree_stays() {
