@@ -336,7 +336,10 @@ impl LockedEnv<'_> {
         if containers.is_empty() && images.is_empty() {
             return Ok(());
         }
-        let copied = self.store.trees_of_copies(&service)?;
+        // A copy that cannot be read may mention any of them, and must not block this env.
+        let Ok(copied) = self.store.trees_of_copies(&service) else {
+            return Ok(());
+        };
         let stays = |labels: &HashMap<String, String>| copied.contains(tree(labels).as_str());
         containers.retain(|(_, labels)| !stays(labels));
         images.retain(|(_, labels)| !stays(labels));

@@ -1,5 +1,8 @@
 //! A repair of the store: what it sets aside stays at the service too.
 
+use std::path::Path;
+use std::process::Command;
+
 use fs_err as fs;
 
 use crate::support::env::TestStore;
@@ -12,28 +15,53 @@ fn a_copy_of_the_store_leaves_the_objects_of_the_first_alone() {
     let store = TestStore::new();
     store.up_with(TWO);
     store.sh("echo mine > ~/mine").ok();
-    let home = store.home().to_str().unwrap();
-    let images = || service().images("store", home).unwrap().len();
+    let (service, home) = (service(), store.home().to_str().unwrap());
+    let images = || service.images("store", home).unwrap().len();
     let before = images();
-    let copy = store.home().with_file_name("copy");
-    run(std::process::Command::new("cp")
-        .arg("-a")
-        .arg(store.home())
-        .arg(&copy));
-    let in_copy = |arguments: &[&str]| {
+    let copied = |from: &Path, to: &Path| {
+        store.settle();
+        run(Command::new("cp").args(["-a", "-T"]).arg(from).arg(to));
+    };
+    let at = |name: &str| store.home().with_file_name(name);
+    let in_copy = |name: &str, arguments: &[&str]| {
         let mut command = store.command(arguments);
-        command.env("ROCKENV_HOME", &copy);
+        command.env("ROCKENV_HOME", at(name));
         finish(arguments.join(" "), command)
     };
-    in_copy(&["exec", store.env(), "--", "true"])
+    copied(store.home(), &at("copy"));
+    in_copy("copy", &["exec", store.env(), "--", "true"])
         .exits(4)
         .says(&["belongs to the store at `"]);
-    in_copy(&["rm", "--yes", store.env()]).ok();
-    in_copy(&["gc", "--yes", "--preset", "ci"]).ok();
+    in_copy("copy", &["rm", "--yes", store.env()]).ok();
+    in_copy("copy", &["gc", "--yes", "--preset", "ci"]).ok();
     store.sh("cat ~/mine").ok().prints("mine");
     store.rockenv(&["fsck"]).ok();
     assert_eq!(images(), before);
+
+    // The first store finds a copy that has objects of its own.
+    copied(store.home(), &at("used"));
+    let other = format!("{}-other", store.env());
+    in_copy("used", &["up", store.env(), "--name", &other]).ok();
+    in_copy("used", &["exec", &other, "--", "true"]).ok();
+    // If that cannot be read, it may mention anything: objects stay, and the env can be used.
+    let layers = at("used").join("layers");
+    fs::rename(&layers, at("layers")).unwrap();
+    fs::write(&layers, "").unwrap();
+    for _ in 0..2 {
+        let back = ["--yes", "rollback", store.env(), "two"];
+        store.rockenv(&back).ok();
+        store.settle();
+        store.sh("true").ok();
+    }
+    fs::remove_file(&layers).unwrap();
+    fs::rename(at("layers"), &layers).unwrap();
+    // The last of the two removes the container.
+    copied(&store.env_dir(), &at("used").join("envs").join(store.env()));
     store.rockenv(&["rm", "--yes", store.env()]).ok();
+    store.settle();
+    assert_eq!(service.containers("store", home).unwrap().len(), 1);
+    store.rockenv(&["fsck"]).ok();
+    in_copy("used", &["rm", "--yes", store.env(), &other]).ok();
     assert_nothing_left(&store);
 }
 

@@ -47,6 +47,11 @@ impl Store {
         let mut inventory = self.inventory()?;
         if !containers.is_empty() {
             inventory.trees = self.known_trees()?;
+            let used =
+                |service: &&Service| containers.iter().any(|one| one.socket == service.socket);
+            for service in services.iter().filter(used) {
+                inventory.trees.extend(self.trees_of_copies(service)?);
+            }
             inventory.containers = containers;
         }
         Ok(inventory)
