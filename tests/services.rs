@@ -23,7 +23,7 @@ mod space;
 #[path = "services/volumes.rs"]
 mod volumes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err as fs;
@@ -137,6 +137,15 @@ fn what_somebody_deleted_is_said_and_built_again() {
     store.up().ok().says(&["copying the image"]);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
+}
+
+#[test]
+fn an_image_that_cannot_be_packed_is_not_imported() {
+    let (service, name) = (service(), "rockenv/image-half");
+    let error = service.import(Path::new("/missing"), name, "half");
+    let error = error.unwrap_err().chain().join(": ");
+    assert!(error.contains("`tar` failed"), "{error}");
+    assert_eq!(service.image(name).unwrap(), None);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use super::{AGAIN, LATE, SOON, Service, settled};
 use crate::engine::docker::retry::retry;
 use crate::plan::ids::{StepKey, TreeId};
-use crate::sys::error::Result;
+use crate::sys::error::{Kind, Result};
 use crate::sys::process::Program;
 use crate::sys::thread;
 
@@ -126,26 +126,36 @@ impl Service {
         let given_up = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let packing = thread::start_in(scope, || {
-                tar.stream(given_up, &mut |_| {}, move |mut stdout| {
+                let last = sender.clone();
+                let packed = tar.stream(given_up, &mut |_| {}, move |mut stdout| {
                     loop {
                         let mut piece = vec![0; 64 << 10];
                         let count = stdout.read(&mut piece)?;
                         piece.truncate(count);
                         // The receiver has reported why it stopped.
-                        if count == 0 || !hand_over(&sender, piece.into(), given_up) {
+                        if count == 0 || !hand_over(&sender, Ok(piece.into()), given_up) {
                             return Ok(());
                         }
                     }
-                })
+                });
+                if packed.is_err() {
+                    // The service would take an archive that just ends for the whole image.
+                    hand_over(&last, Err(std::io::Error::other("tar failed")), given_up);
+                }
+                packed
             })?;
             let label = format!("{IMAGE}={key}");
-            let sent = self.image_from(archive.map(Ok), name, &label, "import an image");
+            let sent = self.image_from(archive, name, &label, "import an image");
             given_up.store(sent.is_err(), Ordering::Relaxed);
             let packed = packing
                 .join()
                 .map_err(|_| unexpected!("a thread that packed an image panicked"))?;
-            sent?;
-            packed
+            match packed {
+                // It was stopped, because the service refused the image or the user interrupted.
+                Err(error) if matches!(error.kind(), Kind::Signal(_)) => sent.and(Err(error)),
+                Err(error) => Err(error),
+                Ok(()) => sent,
+            }
         })?;
         match self.image(name)? {
             Some(image) => Ok(image.id),
@@ -397,7 +407,11 @@ fn is_at_it(refusal: &Refusal) -> bool {
 }
 
 /// Sends a piece as soon as there is room for it; returns whether the receiver still wants it.
-fn hand_over(sender: &Sender<Bytes>, mut piece: Bytes, given_up: &AtomicBool) -> bool {
+fn hand_over(
+    sender: &Sender<std::io::Result<Bytes>>,
+    mut piece: std::io::Result<Bytes>,
+    given_up: &AtomicBool,
+) -> bool {
     while !given_up.load(Ordering::Relaxed) {
         match sender.try_send(piece) {
             Ok(()) => return true,
