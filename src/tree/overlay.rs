@@ -163,17 +163,14 @@ fn rights(root: bool) -> &'static str {
     }
 }
 
+/// Makes a bind mount of `from`, or with `None` gives the mount at a path other flags.
+pub(crate) fn mount_with(from: Option<&Path>, at: &Path, flags: MsFlags) -> nix::Result<()> {
+    sys_mount(from, at, None::<&str>, flags, None::<&str>)
+}
+
 /// The kernel refuses an overlay of a single layer without an upper.
 fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
-    let bind = |flags| {
-        sys_mount(
-            Some(from),
-            at,
-            None::<&str>,
-            MsFlags::MS_BIND | flags,
-            None::<&str>,
-        )
-    };
+    let bind = |flags| mount_with(Some(from), at, MsFlags::MS_BIND | flags);
     bind(MsFlags::empty())
         .and_then(|()| bind(MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY))
         .context(|| format!("cannot mount `{}` at `{}`", from.display(), at.display()))
@@ -221,13 +218,7 @@ pub fn is_opaque(directory: &Path) -> Result<bool> {
 pub(crate) fn enter_mount_namespace() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
-    Ok(sys_mount(
-        None::<&str>,
-        "/",
-        None::<&str>,
-        slave,
-        None::<&str>,
-    )?)
+    Ok(mount_with(None, Path::new("/"), slave)?)
 }
 
 /// Runs `work` on a thread with its own mount namespace. Nothing propagates out of the namespace, and it is gone with
@@ -237,7 +228,7 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
         unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
             .and_then(|()| {
                 let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-                sys_mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
+                mount_with(None, Path::new("/"), private)
             })
             .map_err(|error| {
                 unavailable!("cannot make a mount namespace")

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use nix::fcntl::{AT_FDCWD, OFlag, ResolveFlag};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{SFlag, fstat};
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -38,14 +38,8 @@ pub(in crate::engine) fn hold(
     overlay::enter_mount_namespace()?;
     match &container.root {
         Root::Directory(tree) => {
-            mount(
-                Some(tree.as_path()),
-                &root,
-                None::<&str>,
-                MsFlags::MS_BIND,
-                None::<&str>,
-            )
-            .context(|| format!("cannot mount tree `{}`", tree.display()))?;
+            overlay::mount_with(Some(tree), &root, MsFlags::MS_BIND)
+                .context(|| format!("cannot mount tree `{}`", tree.display()))?;
         }
         Root::Overlay {
             lowers,
@@ -102,7 +96,7 @@ fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
             flags |= keeps;
         }
     }
-    mount(None::<&str>, at, None::<&str>, flags, None::<&str>)
+    overlay::mount_with(None, at, flags)
 }
 
 /// Opens the source of a bind. Does not follow a symlink that appeared in a real path: a step may have created it.
@@ -169,9 +163,8 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
             true => fs::create_dir_all(&at)?,
             false => drop(fs::File::create(&at)?),
         }
-        let none = None::<&str>;
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(&path_of(&opened)), &at, none, flags, none).context(wrong)?;
+        overlay::mount_with(Some(&path_of(&opened)), &at, flags).context(wrong)?;
         // The bind is recursive, so mounts below the directory came along.
         let mut mounted = mounts::at_or_below(&fs::canonicalize(&at)?)?;
         mounted.push(at.clone());
