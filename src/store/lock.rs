@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, is_full};
 use crate::sys::shell::quoted_path;
 use crate::sys::signals::stop_if_pending;
@@ -142,11 +143,7 @@ impl Lock {
     /// Locks a directory itself without waiting; `None` if it is locked. A full disk may have no room for a lock
     /// file.
     pub(crate) fn try_directory(path: &Path) -> Result<Option<Self>> {
-        use fs_err::os::unix::fs::OpenOptionsExt as _;
-        let mut options = fs::OpenOptions::new();
-        let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;
-        let directory = options.read(true).custom_flags(flags);
-        Self::try_lock(directory.open(path)?)
+        Self::try_lock(beneath::open_real_dir(path)?)
     }
 
     fn try_lock(file: fs::File) -> Result<Option<Self>> {

@@ -146,6 +146,18 @@ pub(crate) fn is_entry(name: &CStr) -> bool {
     !matches!(name.to_bytes(), b"." | b"..")
 }
 
+/// Opens a path for reading with further flags.
+pub(crate) fn open_file(path: &Path, flags: OFlag) -> std::io::Result<fs_err::File> {
+    use fs_err::os::unix::fs::OpenOptionsExt as _;
+    let mut options = fs_err::OpenOptions::new();
+    options.read(true).custom_flags(flags.bits()).open(path)
+}
+
+/// Opens the directory at `path`, but not through a link in its place.
+pub(crate) fn open_real_dir(path: &Path) -> std::io::Result<fs_err::File> {
+    open_file(path, OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW)
+}
+
 /// Opens the directory at `path`; symlinks in the path belong to the caller and are followed.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
     nix::fcntl::open(

@@ -32,7 +32,6 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use serde::{Deserialize, Serialize};
 
 pub use flatten::flatten;
@@ -149,11 +148,7 @@ pub(crate) fn create_directory_for(path: &Path, uid: u32, gid: u32) -> Result<()
         other => other.context(cannot)?,
     }
     // Another user may have put a link or a FIFO in its place by now.
-    let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;
-    let made = fs_err::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)?;
+    let made = beneath::open_real_dir(path)?;
     let found = made.metadata()?;
     if is_unfinished(&found) && fs_err::read_dir(path)?.next().is_none() {
         nix::unistd::fchown(made.file(), Some(uid.into()), Some(gid.into())).context(cannot)?;

@@ -23,6 +23,7 @@ use crate::store::{
     Format, Layer, Lock, Store, TAG, TAG_TEXT, VERSION, journal, lock, random_id, refuse_newer,
 };
 use crate::sys::atomic;
+use crate::sys::beneath;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::{self, Method};
 use crate::ui::size;
@@ -149,14 +150,11 @@ fn is_still_wrong(store: &Store, fix: &Fix) -> Result<bool> {
 
 /// Creates one of the store's own directories, or takes it over. Refuses a link, whose target is not the store's.
 fn make_private(path: &Path, owner: u32) -> Result<()> {
-    use fs_err::os::unix::fs::OpenOptionsExt as _;
     match fs::create_dir(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
         _ => {}
     }
-    let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;
-    let mut options = fs::OpenOptions::new();
-    let directory = options.read(true).custom_flags(flags).open(path)?;
+    let directory = beneath::open_real_dir(path)?;
     nix::unistd::fchown(directory.file(), Some(owner.into()), None)
         .context(|| format!("cannot take over `{}`", path.display()))?;
     Ok(directory.set_permissions(std::fs::Permissions::from_mode(MODE))?)

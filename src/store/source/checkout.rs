@@ -17,11 +17,11 @@ use std::sync::Once;
 use std::time::Duration;
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 
 use super::git::{Git, Rights, keeps_modes};
 use super::special_files;
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::process::{Program, TEMPORARY};
 use crate::sys::shell::quoted_path;
@@ -247,13 +247,7 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
 /// and links, which may lead to files that only root may read.
 pub(crate) fn small_file(path: &Path) -> Result<Option<String>> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let Some(found) = if_exists(
-        fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(flags.bits())
-            .open(path),
-    )?
-    else {
+    let Some(found) = if_exists(beneath::open_file(path, flags))? else {
         return Ok(None);
     };
     if !found.metadata()?.is_file() {
@@ -513,10 +507,7 @@ impl Place {
             .permissions(std::fs::Permissions::from_mode(mode))
             .tempdir_in(TEMPORARY)?
             .keep();
-        let lock = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits())
-            .open(&path)?;
+        let lock = beneath::open_real_dir(&path)?;
         lock.file().try_lock().map_err(std::io::Error::from)?;
         fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
         Ok(Self { path, _lock: lock })
@@ -541,11 +532,10 @@ fn remove_left() {
 
 /// Returns whether this user owns a directory and no command uses it.
 fn is_abandoned(path: &Path) -> bool {
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-        .open(path);
-    let Ok(file) = file else { return false };
+    let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let Ok(file) = beneath::open_file(path, flags) else {
+        return false;
+    };
     let is_old = |found: &std::fs::Metadata| {
         let age = found.modified().ok().and_then(|time| time.elapsed().ok());
         age.is_some_and(|age| age > NEWBORN)

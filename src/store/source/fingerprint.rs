@@ -7,7 +7,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
 
@@ -15,6 +14,7 @@ use super::Git;
 use super::checkout::Checkout;
 use super::unchanged::{self, Stamp};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
+use crate::sys::beneath;
 use crate::sys::error::{Result, if_exists};
 
 /// Number of bytes of a file that are hashed between two checks for a signal.
@@ -177,11 +177,7 @@ impl Git<'_> {
         } else if found.is_file() {
             // A step of another env may have put a link or a FIFO there by now.
             let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-            let file = fs::OpenOptions::new()
-                .read(true)
-                .custom_flags(flags.bits())
-                .open(path)?;
-            self.hash_content(file, found.len(), hash)?;
+            self.hash_content(beneath::open_file(path, flags)?, found.len(), hash)?;
         }
         Ok(())
     }

@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 
 use super::Git;
 use super::checkout::{Checkout, not_regular};
+use crate::sys::beneath;
 use crate::sys::error::Result;
 use crate::sys::shell::quoted_path;
 
@@ -123,10 +123,7 @@ pub(super) fn refuse_in_git_directory(git: &Git<'_>, place: &Path) -> Result<()>
 /// Returns the other directories with objects that one names in `info/alternates`, as git finds them.
 fn alternates(objects: &Path) -> Result<Vec<PathBuf>> {
     let path = objects.join("info/alternates");
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(&path);
+    let file = beneath::open_file(&path, OFlag::O_NONBLOCK);
     let (Ok(file), Ok(objects)) = (file, fs::canonicalize(objects)) else {
         return Ok(Vec::new());
     };
