@@ -116,6 +116,14 @@ struct Format {
     method: Method,
 }
 
+impl Format {
+    /// Describes the store at `root`.
+    fn write(root: &Path, method: Method) -> Result<()> {
+        let version = VERSION;
+        atomic::write_json(&root.join("format"), &Self { version, method })
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
@@ -275,14 +283,8 @@ impl Store {
         fs::create_dir_all(root.join("blobs/sha256"))?;
         fs::write(root.join(TAG), TAG_TEXT)?;
         let method = tree::probe(&root)?.method;
-        crate::sys::atomic::write(&root.join("id"), random_id()?.as_bytes())?;
-        crate::sys::atomic::write_json(
-            &root.join("format"),
-            &Format {
-                version: VERSION,
-                method,
-            },
-        )?;
+        atomic::write(&root.join("id"), random_id()?.as_bytes())?;
+        Format::write(&root, method)?;
         drop(lock);
         Ok(Self { root, method })
     }

@@ -490,13 +490,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
         if path.exists() {
             quarantine(&path)?;
         }
-        atomic::write_json(
-            &path,
-            &Format {
-                version: VERSION,
-                method,
-            },
-        )?;
+        Format::write(root, method)?;
     }
     Ok(Some(Problem {
         object: format!("`{}`", path.display()),
