@@ -237,33 +237,27 @@ impl Store {
         let id: TreeId = random_id()?.try_into()?;
         let directory = env.join("trees").join(&id);
         fs::create_dir_all(&directory)?;
+        let below = match layer {
+            Some(layer) => self.tree_files(&self.layer_dir(layer)),
+            None => self.known_image_root(image_key)?,
+        };
+        let files = self.tree_files(&directory);
         match self.method() {
             Method::Overlay => {
-                let below = match layer {
-                    Some(layer) => self.layer_dir(layer).join("diff"),
-                    None => self.known_image_root(image_key)?,
+                let upper = tree::overlay::Upper {
+                    diff: &files,
+                    work: &directory.join("work"),
                 };
-                let (diff, work) = (directory.join("diff"), directory.join("work"));
-                tree::overlay::create_upper(
-                    tree::overlay::Upper {
-                        diff: &diff,
-                        work: &work,
-                    },
-                    &below,
-                )?;
+                tree::overlay::create_upper(upper, &below)?;
             }
             method @ (Method::Btrfs | Method::Reflink) => {
-                let from = match layer {
-                    Some(layer) => self.layer_dir(layer).join("root"),
-                    None => self.known_image_root(image_key)?,
-                };
-                tree::clone_tree(method, &from, &directory.join("root"))?;
+                tree::clone_tree(method, &below, &files)?;
             }
         }
         Ok(id)
     }
 
-    /// Returns the directory with the files of the live tree in `directory`.
+    /// Returns the directory with the files of the live tree or the layer in `directory`.
     pub(super) fn tree_files(&self, directory: &Path) -> PathBuf {
         directory.join(match self.method() {
             Method::Overlay => "diff",
