@@ -13,7 +13,7 @@ use crate::sys::atomic::{self, Survives};
 use crate::sys::error::{Result, if_exists};
 
 /// File that records a begun step.
-const ATTEMPT: &str = "attempt";
+pub(super) const ATTEMPT: &str = "attempt";
 /// Third line of that file, if the step sees no build volume.
 const APART: &str = "apart";
 /// Copy of that file, made when a command joins the step.
@@ -163,14 +163,6 @@ impl LockedEnv<'_> {
         let began = began.map_or_else(String::new, |began| began.to_string());
         let text = format!("{}\n{on}\n{apart}\n{began}", attempt_line(key, record));
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
-    }
-
-    /// Copies the record of a begun step to a fork that gets copies of the views. It names the build volumes of `from`.
-    pub(super) fn copy_attempt(&self, from: &Self) -> Result<()> {
-        match if_exists(fs::read(from.directory.join(ATTEMPT)))? {
-            Some(text) => atomic::write(&self.directory.join(ATTEMPT), &text),
-            None => Ok(()),
-        }
     }
 
     /// Deletes the record of a begun step.

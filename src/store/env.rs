@@ -231,6 +231,14 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
+    /// Copies a file from another env's directory, if it is there.
+    pub(super) fn copy_file(&self, from: &Self, name: &str) -> Result<()> {
+        match if_exists(fs::read(from.directory.join(name)))? {
+            Some(text) => atomic::write(&self.directory.join(name), &text),
+            None => Ok(()),
+        }
+    }
+
     /// Changes a copy of the record and commits it.
     pub fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut record = self.known_record()?.clone();

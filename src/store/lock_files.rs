@@ -15,7 +15,7 @@ use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::resolve::Spec;
 use crate::store::export;
 use crate::sys::atomic;
-use crate::sys::error::{Result, if_exists};
+use crate::sys::error::Result;
 use crate::sys::shell::quoted_path;
 
 /// A lock file that was written or followed.
@@ -62,7 +62,7 @@ pub struct Locked {
 }
 
 /// The copy, in an env's directory, of the lock file that it was built from.
-const COPY: &str = "locked.toml";
+pub(super) const COPY: &str = "locked.toml";
 
 impl LockedEnv<'_> {
     /// Keeps a copy of the lock file that the env is built from.
@@ -72,14 +72,6 @@ impl LockedEnv<'_> {
         match fs::read(&path) {
             Ok(old) if old == text.as_bytes() => Ok(()),
             _ => atomic::write(&path, text.as_bytes()),
-        }
-    }
-
-    /// Copies another env's copy, if it has one.
-    pub(super) fn copy_lock(&self, from: &LockedEnv<'_>) -> Result<()> {
-        match if_exists(fs::read(from.directory.join(COPY)))? {
-            Some(text) => atomic::write(&self.directory.join(COPY), &text),
-            None => Ok(()),
         }
     }
 }

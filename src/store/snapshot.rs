@@ -6,11 +6,11 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::attempt::Attempt;
+use super::attempt::{ATTEMPT, Attempt};
 use super::history::{ByHand, History, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
-use super::{LockedEnv, check_name};
+use super::{LockedEnv, check_name, lock_files};
 use crate::plan::ids::{LayerId, StepKey, TreeId, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Outcome, Record, Snapshot};
@@ -425,11 +425,12 @@ impl LockedEnv<'_> {
             let own = self.directory.join("views");
             self.store.discard(&own)?;
             tree::copy_tree(&views, &own)?;
-            self.copy_attempt(from)?;
+            // It names the build volumes of `from`.
+            self.copy_file(from, ATTEMPT)?;
         }
         self.name().clone_into(&mut spec.name);
         self.save_spec(&spec)?;
-        self.copy_lock(from)?;
+        self.copy_file(from, lock_files::COPY)?;
         // A command that removes layers under the store's lock must not miss this record and then read a later record
         // of `from`.
         let shared = self.store.lock_shared()?;
