@@ -7,7 +7,7 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use fs_err as fs;
@@ -162,31 +162,19 @@ fn holds(records: &[u8], root: &Path) -> bool {
     let (Some(records), Some(top)) = (split(records), open(root)) else {
         return false;
     };
-    let (next, changed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let look = || {
-        while !changed.load(Ordering::Relaxed) {
-            let from = next.fetch_add(SHARE, Ordering::Relaxed);
-            let share = records.iter().skip(from).take(SHARE);
-            if share.len() == 0 {
-                return;
-            }
-            for record in share {
-                if Record::read(record).and_then(|record| record.holds(root, &top)) != Some(true) {
-                    changed.store(true, Ordering::Relaxed);
-                }
-            }
+    let (queue, changed) = (Queue::new(), AtomicBool::new(false));
+    queue.push(records.chunks(SHARE));
+    let look = |share: &[&[u8]], (): &mut ()| {
+        let holds = |record: &&[u8]| {
+            let record = Record::read(record);
+            record.and_then(|record| record.holds(root, &top)) == Some(true)
+        };
+        if !changed.load(Ordering::Relaxed) && !share.iter().all(holds) {
+            changed.store(true, Ordering::Relaxed);
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads().min(records.len().div_ceil(SHARE)) {
-            let other = std::thread::Builder::new().spawn_scoped(scope, look);
-            // This thread looks at everything if no other can be started.
-            if other.is_err() {
-                break;
-            }
-        }
-        look();
-    });
+    let most = records.len().div_ceil(SHARE);
+    queue.run_on(threads().min(most), || (), look, drop);
     !changed.into_inner() && !records.is_empty()
 }
 
