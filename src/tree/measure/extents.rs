@@ -352,29 +352,23 @@ impl Placed {
     /// Adds the extent to `list`; returns how much of the file's blocks it accounts for.
     fn note(&self, list: &mut Vec<Extent>, space: u32, stat: &Statx, root: u32) -> u64 {
         let Self { start, length, .. } = *self;
-        if let Some(used) = self.used {
-            list.push(Extent {
-                space,
-                start,
-                length,
-                root,
-            });
-            return used;
-        }
-        // The bytes have no address of their own: their tree block is shared or copied as a whole.
-        let start = mix([
-            self.inode,
-            start,
-            stat.stx_ctime.tv_sec.cast_unsigned(),
-            stat.stx_ctime.tv_nsec.into(),
-        ]);
+        let (space, start, placed) = match self.used {
+            Some(used) => (space, start, used),
+            // The bytes have no address of their own: their tree block is shared or copied as a whole.
+            None => {
+                let changed = stat.stx_ctime;
+                let seconds = changed.tv_sec.cast_unsigned();
+                let start = mix([self.inode, start, seconds, changed.tv_nsec.into()]);
+                (space + 1, start, stat.stx_blocks * 512)
+            }
+        };
         list.push(Extent {
-            space: space + 1,
+            space,
             start,
             length,
             root,
         });
-        stat.stx_blocks * 512
+        placed
     }
 }
 
