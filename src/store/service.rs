@@ -393,7 +393,7 @@ impl LockedEnv<'_> {
         let Some(service) = self.service()? else {
             return Ok(None);
         };
-        service.written(&self.container_name(tree)).map(Some)
+        Ok(Some(service.sizes(&self.container_name(tree))?.0))
     }
 }
 

@@ -188,11 +188,6 @@ impl Service {
         }))
     }
 
-    /// Returns the bytes that a container changed in its tree. The container must not be running.
-    pub fn written(&self, name: &str) -> Result<u64> {
-        Ok(self.sizes(name)?.0)
-    }
-
     /// Returns the bytes that a container changed in its tree, and the size of the whole tree.
     pub fn sizes(&self, name: &str) -> Result<(u64, u64)> {
         let options = InspectContainerOptionsBuilder::new().size(true).build();
