@@ -30,7 +30,6 @@ use std::fmt;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +40,7 @@ pub use reflink::{Cloned, copy_tree};
 pub use remove::remove_tree;
 
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 fn errno<T>(outcome: rustix::io::Result<T>) -> nix::Result<T> {
     outcome.map_err(|error| nix::Error::from_raw(error.raw_os_error()))
@@ -59,32 +58,13 @@ pub enum Method {
     Reflink,
 }
 
-impl Method {
-    fn name(self) -> &'static str {
-        match self {
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
             Self::Overlay => "overlay",
             Self::Btrfs => "btrfs",
             Self::Reflink => "reflink",
-        }
-    }
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Method {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        [Self::Overlay, Self::Btrfs, Self::Reflink]
-            .into_iter()
-            .find(|method| method.name() == text)
-            .ok_or_else(|| {
-                invalid!("unknown store method `{text}`").help("one of: overlay, btrfs, reflink")
-            })
+        })
     }
 }
 
