@@ -45,14 +45,6 @@ struct ArgsV2 {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct Timespec {
-    sec: u64,
-    nsec: u32,
-    padding: u32,
-}
-
-#[repr(C)]
 struct Info {
     id: u64,
     name: [u8; 256],
@@ -64,8 +56,8 @@ struct Info {
     parent_uuid: [u8; 16],
     received_uuid: [u8; 16],
     transids: [u64; 4],
-    times: [Timespec; 4],
-    reserved: [u64; 8],
+    /// Times and reserved space.
+    rest: [u64; 16],
 }
 
 impl Info {
