@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use futures_util::StreamExt as _;
 use serde::Deserialize;
 
-use super::{LATE, SOON, Service, settled};
+use super::{SOON, Service, settled};
 use crate::sys::error::{Result, ResultExt as _};
 
 const MANIFEST: &str = "manifest.json";
@@ -88,7 +88,7 @@ impl Service {
     ) -> Result<Contents> {
         let cannot = || "cannot read an image".to_owned();
         let stream = self.client.export_image(image).boxed();
-        self.reading(LATE, "read an image", stream, |pieces| {
+        self.reading("read an image", stream, |pieces| {
             let mut contents = Contents::default();
             let mut archive = tar::Archive::new(pieces);
             for entry in archive.entries().context(cannot)? {

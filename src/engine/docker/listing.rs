@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::Duration;
 
 use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
@@ -80,13 +79,12 @@ impl Service {
     /// Lists the tree of an existing container, by name.
     pub fn list_container(&self, name: &str) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
         let archive = self.client.export_container(name).boxed();
-        self.reading(LATE, "read a tree", archive, read)
+        self.reading("read a tree", archive, read)
     }
 
     /// Passes a service's data to a reader in its own thread; `what` completes "cannot ...".
     pub(super) fn reading<T: Send>(
         &self,
-        limit: Duration,
         what: &str,
         mut stream: BoxStream<'_, std::result::Result<Bytes, Refusal>>,
         read: impl FnOnce(Pieces) -> Result<T> + Send,
@@ -98,7 +96,7 @@ impl Service {
                 current: Bytes::new(),
             };
             let reading = thread::start_in(scope, move || read(pieces))?;
-            let sent = self.ask(limit, what, async {
+            let sent = self.ask(LATE, what, async {
                 while let Some(piece) = stream.next().await {
                     // A reader that stopped has reported why.
                     if sender.send(piece?).is_err() {
