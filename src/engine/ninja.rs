@@ -93,12 +93,8 @@ fn of_image(root: &Path) -> Result<Option<(&'static str, Vec<u8>)>> {
         "usr/bin/ninja",
         "usr/bin/ninja-build",
     ] {
-        let Some(file) = file::open(root, Path::new(path))? else {
-            continue;
-        };
-        let mut program = Vec::new();
-        file.take(LIMIT).read_to_end(&mut program)?;
-        if is_client(&program) {
+        let program = file::read_up_to(root, Path::new(path), LIMIT)?;
+        if let Some(program) = program.filter(|program| is_client(program)) {
             return Ok(Some((path, program)));
         }
     }

@@ -2,7 +2,6 @@
 //! untrusted.
 
 use std::collections::HashMap;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -86,9 +85,7 @@ pub(crate) fn read(top: &Path, below: &Path) -> Option<BuildLog> {
 
 /// Reads a text file of a build.
 pub(crate) fn text(top: &Path, path: &Path) -> Option<String> {
-    let file = file::open(top, path).ok()??;
-    let mut bytes = Vec::new();
-    file.take(LARGEST).read_to_end(&mut bytes).ok()?;
+    let bytes = file::read_up_to(top, path, LARGEST).ok()??;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -2,7 +2,6 @@
 //! and configured limits ever remove anything from them.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -74,10 +73,8 @@ fn has_stats(directory: &Path) -> bool {
 
 /// Reads a file of statistics. Steps write to caches, so it may be of any type.
 fn stats(cache: &Path, below: &Path) -> Option<String> {
-    let file = file::open(cache, &below.join(STATS)).ok()??;
-    let mut text = String::new();
-    file.take(LARGEST).read_to_string(&mut text).ok()?;
-    Some(text)
+    let bytes = file::read_up_to(cache, &below.join(STATS), LARGEST).ok()??;
+    String::from_utf8(bytes).ok()
 }
 
 impl Store {

@@ -158,6 +158,16 @@ pub(crate) fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
     Ok(regular.then(|| into_file(file)))
 }
 
+/// Reads at most `limit` bytes of the regular file at `below`; `None` if no such file exists.
+pub(crate) fn read_up_to(root: &Path, below: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
+    let Some(file) = open(root, below)? else {
+        return Ok(None);
+    };
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
 /// Writes the content of `from` to `below` atomically, with shared blocks if the file system supports them. Replaces an
 /// existing file; the owner is the directory's.
 pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {

@@ -3,7 +3,6 @@
 //! The patches are files of the superproject, so its commit covers them.
 
 use std::ffi::OsString;
-use std::io::Read as _;
 use std::path::Path;
 
 use fs_err as fs;
@@ -91,11 +90,7 @@ fn digests(superproject: &Path, submodule: &Path) -> Result<Vec<String>> {
 
 /// Reads a regular file below a directory; no content if there is none.
 fn content(directory: &Path, below: &Path) -> Result<Vec<u8>> {
-    let mut content = Vec::new();
-    if let Some(file) = file::open(directory, below)? {
-        file.take(LARGEST).read_to_end(&mut content)?;
-    }
-    Ok(content)
+    Ok(file::read_up_to(directory, below, LARGEST)?.unwrap_or_default())
 }
 
 #[cfg(test)]
