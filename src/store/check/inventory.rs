@@ -41,6 +41,13 @@ impl Inventory {
         self.layers.get(id)?.layer.fine()
     }
 
+    /// Notes the file at `path` if a newer version wrote it.
+    fn note_foreign<T>(&mut self, read: &Read<T>, path: PathBuf) {
+        if let Read::Foreign(why) = read {
+            self.foreign.push((path, why.clone()));
+        }
+    }
+
     pub(super) fn fine_layers(&self) -> impl Iterator<Item = &Layer> {
         self.layers.values().filter_map(|item| item.layer.fine())
     }
@@ -203,10 +210,7 @@ impl Store {
             };
             if directory.is_dir() {
                 let item = env(self, &name, &mut inventory.set_aside)?;
-                if let Read::Foreign(why) = &item.record {
-                    let path = directory.join("record.json");
-                    inventory.foreign.push((path, why.clone()));
-                }
+                inventory.note_foreign(&item.record, directory.join("record.json"));
                 inventory.envs.insert(name, item);
             }
         }
@@ -216,10 +220,7 @@ impl Store {
                 inventory.set_aside.push(directory);
             } else {
                 let item = self.layer_item(&directory)?;
-                if let Read::Foreign(why) = &item.layer {
-                    let path = directory.join("layer.json");
-                    inventory.foreign.push((path, why.clone()));
-                }
+                inventory.note_foreign(&item.layer, directory.join("layer.json"));
                 inventory.layers.insert(name, item);
             }
         }
@@ -286,10 +287,7 @@ impl Store {
                     image: read(&directory.join("image.json")),
                     root: is_directory(&directory.join("root")),
                 };
-                if let Read::Foreign(why) = &item.image {
-                    let path = directory.join("image.json");
-                    inventory.foreign.push((path, why.clone()));
-                }
+                inventory.note_foreign(&item.image, directory.join("image.json"));
                 inventory.images.insert(name, item);
             }
         }
