@@ -120,12 +120,9 @@ impl LockedEnv<'_> {
         let snapshot = loop {
             layer.id = self.store.free_id(&layer)?;
             let snapshot = Snapshot {
-                name: freeze.name.to_owned(),
-                layer: layer.id.clone(),
-                key: layer.key.clone(),
                 origin: freeze.origin,
                 again: freeze.again,
-                created: layer.created,
+                ..Snapshot::of(&layer, freeze.name.to_owned())
             };
             if record.trees().any(|known| known == freeze.tree) {
                 journal::begin(
