@@ -326,7 +326,7 @@ mod tests {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use super::super::tests::{me, repository, run};
+    use super::super::tests::{add_submodule, me, repository, run};
     use super::*;
     use crate::sys::error::Kind;
 
@@ -347,9 +347,7 @@ mod tests {
         let (directory, inner) = (repository(), repository());
         let path = directory.path();
         let git = Git::new(me());
-        let url = inner.path().to_str().unwrap();
-        let add = ["submodule", "--quiet", "add", "--", url, "sub dir"];
-        run(path, &add);
+        add_submodule(path, inner.path(), "sub dir");
         run(path, &["commit", "--quiet", "-m", "s"]);
         let clean = git.fingerprint(path).unwrap();
         assert!(clean.starts_with("git:") && !clean.contains('+'), "{clean}");
@@ -390,8 +388,7 @@ mod tests {
         fs::create_dir(path.join("d")).unwrap();
         fs::write(path.join("d/b"), "b").unwrap();
         std::os::unix::fs::symlink("a", path.join("link")).unwrap();
-        let url = inner.path().to_str().unwrap();
-        run(&["submodule", "--quiet", "add", "--", url, "sub"]);
+        add_submodule(path, inner.path(), "sub");
         run(&["add", "d", "link"]);
         run(&["commit", "--quiet", "-m", "more"]);
         run(&["submodule", "--quiet", "deinit", "--force", "sub"]);

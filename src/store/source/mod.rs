@@ -278,6 +278,12 @@ pub(crate) mod tests {
         directory
     }
 
+    /// Adds the repository `inner` as a submodule, without a commit.
+    pub(super) fn add_submodule(outer: &Path, inner: &Path, name: &str) {
+        let url = inner.to_str().unwrap();
+        run(outer, &["submodule", "--quiet", "add", "--", url, name]);
+    }
+
     #[test]
     fn a_pinned_commit_is_cloned_and_a_moved_one_is_refused() {
         let (origin, git) = (repository(), Git::new(me()));
@@ -332,9 +338,7 @@ pub(crate) mod tests {
     #[test]
     fn a_checkout_without_submodules_is_not_the_one_with_them() {
         let (outer, inner, git) = (repository(), repository(), Git::new(me()));
-        let inside = inner.path().display().to_string();
-        let add = ["submodule", "--quiet", "add", "--", &inside, "sub dir"];
-        run(outer.path(), &add);
+        add_submodule(outer.path(), inner.path(), "sub dir");
         run(outer.path(), &["commit", "--quiet", "-m", "s"]);
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(home.path()).unwrap();

@@ -136,7 +136,7 @@ impl Git<'_> {
 mod tests {
     use fs_err as fs;
 
-    use super::super::tests::{me, repository, run};
+    use super::super::tests::{add_submodule, me, repository, run};
     use super::*;
 
     #[test]
@@ -186,8 +186,7 @@ mod tests {
         let (outer, middle, inner) = (repository(), repository(), repository());
         let git = Git::new(me());
         let add = |to: &Path, from: &Path, name: &str| {
-            let from = from.display().to_string();
-            run(to, &["submodule", "--quiet", "add", &from, name]);
+            add_submodule(to, from, name);
             run(to, &["commit", "--quiet", "-m", "submodule"]);
         };
         add(middle.path(), inner.path(), "in ner");

@@ -125,7 +125,7 @@ mod tests {
     use std::ffi::OsString;
     use std::os::unix::ffi::OsStringExt as _;
 
-    use super::super::tests::{me, repository, run};
+    use super::super::tests::{add_submodule, me, repository};
     use super::*;
 
     /// Compares with the epoch, so that every file counts as written since.
@@ -139,9 +139,7 @@ mod tests {
     #[test]
     fn what_a_step_fetches_into_a_source_is_no_edit() {
         let (outer, inner) = (repository(), repository());
-        let url = inner.path().to_str().unwrap();
-        let add = ["submodule", "--quiet", "add", "--", url, "sub"];
-        run(outer.path(), &add);
+        add_submodule(outer.path(), inner.path(), "sub");
         assert!(is_touched(outer.path(), true));
         for name in ["a", ".gitmodules"] {
             fs::remove_file(outer.path().join(name)).unwrap();

@@ -386,7 +386,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::super::Git;
-    use super::super::tests::{me, repository, run};
+    use super::super::tests::{add_submodule, me, repository, run};
     use super::*;
 
     /// Sets a file's modification time, as `touch` and `cp -p` do.
@@ -519,9 +519,8 @@ mod tests {
     fn a_branch_with_the_name_of_one_of_git_s_own_directories_counts() {
         let (outer, inner, git) = (repository(), repository(), Git::new(me()));
         let path = outer.path();
-        let url = inner.path().to_str().unwrap();
         for name in ["sub", "logs"] {
-            run(path, &["submodule", "--quiet", "add", "--", url, name]);
+            add_submodule(path, inner.path(), name);
         }
         run(path, &["commit", "--quiet", "-m", "submodules"]);
         for below in ["", "sub", "logs"] {
