@@ -19,6 +19,17 @@ macro_rules! assert_has {
     };
 }
 
+/// Asserts that a condition holds soon. A child of another test inherits every lock until it calls exec.
+#[cfg(test)]
+macro_rules! assert_soon {
+    ($condition:expr) => {{
+        let begun = std::time::Instant::now();
+        while !$condition {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(100));
+        }
+    }};
+}
+
 #[macro_use]
 mod sys;
 

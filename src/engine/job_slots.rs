@@ -399,17 +399,10 @@ mod tests {
         let mut c = SlotClaim::open(&path, 2, &"c".into()).unwrap();
         assert!(!c.take().unwrap());
         drop(fd);
-        // A child that another test has just forked shares the descriptors until it calls exec.
-        let soon = |done: &mut dyn FnMut() -> bool| {
-            let until = std::time::Instant::now() + std::time::Duration::from_secs(100);
-            while !done() {
-                assert!(std::time::Instant::now() < until);
-            }
-        };
-        soon(&mut || c.take().unwrap());
+        assert_soon!(c.take().unwrap());
         drop(a);
-        soon(&mut || c.take().unwrap());
-        soon(&mut || c.others().unwrap().is_empty());
+        assert_soon!(c.take().unwrap());
+        assert_soon!(c.others().unwrap().is_empty());
         // Any user that can open the file can lock every entry.
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, ONLY_OWNER);
