@@ -193,8 +193,7 @@ mod tests {
     /// A process that takes the env's lock discards unfinished files in its directory.
     #[test]
     fn a_command_that_joins_an_ending_step_gets_no_error() {
-        let root = tempfile::tempdir().unwrap();
-        let store = Store::open(&root.path().join("store")).unwrap();
+        let (_root, store) = Store::scratch();
         let env = store.env_dir(&"a".into());
         fs::create_dir_all(&env).unwrap();
         fs::write(env.join(ATTEMPT), "key").unwrap();

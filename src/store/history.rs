@@ -272,8 +272,7 @@ mod tests {
     /// A killed rollback leaves no file for that.
     #[test]
     fn restored_volumes_bring_the_step_that_had_begun_on_them() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut store = Store::open(&directory.path().join("store")).unwrap();
+        let (_directory, mut store) = Store::scratch();
         let layer = r#"{"id": "l", "key": null, "parent": null, "env": "e", "image_key": "k", "tree": "t",
             "title": "mine", "created": "2026-01-02T03:04:05Z", "boot": "", "volumes": {"build": "frozen"},
             "history": "clean", "begun": "KEY", "began": "2026-01-02T03:00:00Z"}"#;

@@ -419,8 +419,7 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_removed_image_is_not_in_the_way_of_a_new_one() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (_directory, store) = Store::scratch();
         let image = Image {
             key: "aa".into(),
             name: "base".into(),

@@ -366,8 +366,7 @@ mod tests {
 
     #[test]
     fn of_two_layers_of_one_key_the_second_gets_another_id() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (directory, store) = Store::scratch();
         let layer = |id: LayerId| Layer {
             key: Some("key".into()),
             boot: boot_id(),
@@ -393,8 +392,7 @@ mod tests {
 
     #[test]
     fn a_layer_that_took_the_place_of_another_is_not_marked_with_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (_directory, store) = Store::scratch();
         let ids = ["stays", "replaced", "removed"].map(LayerId::from);
         let [stays, replaced, removed] = ids.each_ref().map(|id| store.layer_dir(id));
         for layer in [&stays, &replaced, &removed] {
@@ -414,8 +412,7 @@ mod tests {
 
     #[test]
     fn a_merge_of_layers_that_fails_leaves_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (directory, store) = Store::scratch();
         let top = LayerId::from(StepKey::from("key"));
         let layer = store.layer_dir(&top);
         let (diff, image) = (layer.join("diff"), directory.path().join("image"));

@@ -400,6 +400,15 @@ pub(crate) fn check_name(name: &str) -> Result<EnvName> {
 mod tests {
     use super::*;
 
+    impl Store {
+        /// Makes a store in a temporary directory.
+        pub(crate) fn scratch() -> (tempfile::TempDir, Self) {
+            let directory = tempfile::tempdir().unwrap();
+            let store = Self::open(&directory.path().join("store")).unwrap();
+            (directory, store)
+        }
+    }
+
     #[test]
     fn a_store_is_made_only_where_it_deletes_nothing_of_anybody() {
         let digest = "0a".repeat(32);
@@ -437,8 +446,7 @@ mod tests {
     /// Root can read everything, except through a link to itself.
     #[test]
     fn data_that_cannot_be_read_is_not_missing() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (_directory, store) = Store::scratch();
         let name = EnvName::from("a");
         let env = store.env_dir(&name);
         let text = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
@@ -471,8 +479,7 @@ mod tests {
 
     #[test]
     fn a_long_history_of_costs_loses_its_older_half() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (_directory, store) = Store::scratch();
         let name = EnvName::from("a");
         let env = store.lock_env(&name, "up", std::time::Duration::ZERO);
         let env = env.unwrap();

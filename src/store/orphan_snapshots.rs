@@ -178,8 +178,7 @@ mod tests {
 
     #[test]
     fn a_damaged_layer_keeps_its_image() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (_directory, store) = Store::scratch();
         // A repair renames the directory.
         for (id, tree) in [("aa", "1111"), ("aa.damaged-1", "2222")] {
             let layer = store.layer_dir(&id.into());

@@ -142,8 +142,7 @@ mod tests {
 
     #[test]
     fn a_list_of_objects_counts_only_where_rockenv_writes_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (directory, store) = Store::scratch();
         let socket = directory.path().join("nobody-answers");
         for (discarded, below, counts) in [
             ("layers/aa", "", true),

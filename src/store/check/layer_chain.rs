@@ -110,8 +110,7 @@ mod tests {
 
     #[test]
     fn a_chain_has_the_fault_of_its_first_bad_layer() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (_directory, store) = Store::scratch();
         for (id, parent) in [("a", "b"), ("b", "c"), ("c", "b"), ("d", "e"), ("e", "f")] {
             let layer = store.layer_dir(&id.into());
             for tree in ["diff", "root"] {

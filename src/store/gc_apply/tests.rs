@@ -5,8 +5,7 @@ use super::*;
 /// A question to the user may stand between the decision and this.
 #[test]
 fn what_a_lock_file_names_since_the_decision_stays() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = Store::open(&directory.path().join("store")).unwrap();
+    let (_directory, store) = Store::scratch();
     let key = "5".repeat(64);
     let [image, blob, locks] =
         ["images", "blobs/sha256", "locks"].map(|name| store.root().join(name));
@@ -90,8 +89,7 @@ fn stays(why: &str) -> Removal {
 #[test]
 fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     const MANY: usize = 60;
-    let directory = tempfile::tempdir().unwrap();
-    let store = Store::open(&directory.path().join("store")).unwrap();
+    let (_directory, store) = Store::scratch();
     let ids: Vec<String> = (0..MANY).map(|number| format!("l{number:02}")).collect();
     for (at, id) in ids.iter().enumerate() {
         // A chain, layers of their own, and l40 on l39.
@@ -167,8 +165,7 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
 
 #[test]
 fn a_layer_of_more_envs_than_are_locked_at_a_time_goes_by_itself() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = Store::open(&directory.path().join("store")).unwrap();
+    let (_directory, store) = Store::scratch();
     for id in ["old", "shared"] {
         add_layer(&store, id, None);
     }
@@ -187,8 +184,7 @@ fn a_layer_of_more_envs_than_are_locked_at_a_time_goes_by_itself() {
 #[test]
 fn snapshots_that_are_removed_together_take_one_reading() {
     const MANY: usize = 30;
-    let directory = tempfile::tempdir().unwrap();
-    let store = Store::open(&directory.path().join("store")).unwrap();
+    let (_directory, store) = Store::scratch();
     let ids: Vec<String> = (0..MANY).map(|number| format!("l{number:02}")).collect();
     for id in &ids {
         add_layer(&store, id, None);
@@ -211,8 +207,7 @@ fn snapshots_that_are_removed_together_take_one_reading() {
 
 #[test]
 fn the_tree_of_a_step_that_failed_since_the_decision_stays() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = Store::open(&directory.path().join("store")).unwrap();
+    let (_directory, store) = Store::scratch();
     let env = EnvName::from("a");
     let tree = store.env_dir(&env).join("trees/new");
     fs::create_dir_all(&tree).unwrap();

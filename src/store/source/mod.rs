@@ -287,8 +287,7 @@ pub(crate) mod tests {
     #[test]
     fn a_pinned_commit_is_cloned_and_a_moved_one_is_refused() {
         let (origin, git) = (repository(), Git::new(me()));
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(home.path()).unwrap();
+        let (_home, store) = Store::scratch();
         let head = run(origin.path(), &["rev-parse", "HEAD"]);
         let head = head.trim();
         let source = Repository {
@@ -315,8 +314,7 @@ pub(crate) mod tests {
         let (origin, git) = (repository(), Git::new(me()));
         git.run(origin.path(), &["tag", "20240101"]).unwrap();
         git.run(origin.path(), &["branch", "deadbeef"]).unwrap();
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(home.path()).unwrap();
+        let (_home, store) = Store::scratch();
         for (rev, depth) in [
             ("20240101", None),
             ("20240101", Some(1)),
@@ -340,8 +338,7 @@ pub(crate) mod tests {
         let (outer, inner, git) = (repository(), repository(), Git::new(me()));
         add_submodule(outer.path(), inner.path(), "sub dir");
         run(outer.path(), &["commit", "--quiet", "-m", "s"]);
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(home.path()).unwrap();
+        let (_home, store) = Store::scratch();
         let source = |submodules| Repository {
             name: "src".into(),
             url: format!("file://{}", outer.path().display()),
@@ -369,8 +366,7 @@ pub(crate) mod tests {
     #[test]
     fn cancel_ends_a_clone_from_a_silent_server_and_leaves_nothing() {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(home.path()).unwrap();
+        let (_home, store) = Store::scratch();
         let source = Repository {
             name: "src".into(),
             url: format!("git://{}/src", server.local_addr().unwrap()),
@@ -394,7 +390,7 @@ pub(crate) mod tests {
         let error = ended.unwrap_err();
         assert!(matches!(error.kind(), Kind::Signal(_)), "{error}");
         assert!(start.elapsed() < std::time::Duration::from_secs(20));
-        let mut left = names(&home.path().join("sources")).unwrap();
+        let mut left = names(&store.root().join("sources")).unwrap();
         left.retain(|name| !name.ends_with(".lock"));
         assert!(left.is_empty(), "{left:?}");
     }

@@ -156,8 +156,7 @@ mod tests {
         assert_eq!(newest(Some("one")), Some(first.clone()));
         assert_eq!(newest(Some("two")), None);
 
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(home.path()).unwrap();
+        let (_home, store) = Store::scratch();
         let source = Repository {
             name: "src".into(),
             url,
