@@ -38,7 +38,9 @@ pub struct Past {
     pub outcome: Outcome,
     /// Number of jobs that it ran with.
     pub jobs: u32,
-    /// Memory that it could use, in bytes: the machine's, or the env's limit if that is lower.
+    /// Memory that it could use, in bytes: the machine's, or the env's limit if that is lower. 0 if unknown: version
+    /// 0.1.0 did not record it.
+    #[serde(default)]
     pub memory: u64,
     pub cost: Cost,
     /// Its log, relative to the env's directory.
@@ -350,8 +352,8 @@ mod tests {
                 .value,
             16
         );
-        // 64 GiB now: as much as then, more, and so much more that the earlier run says nothing.
-        for (then, jobs) in [(64 * GIB, 8), (48 * GIB, 10), (GIB, 16)] {
+        // 64 GiB now: as much as then, unknown, more, and so much more that the earlier run says nothing.
+        for (then, jobs) in [(64 * GIB, 8), (0, 8), (48 * GIB, 10), (GIB, 16)] {
             killed.memory = then;
             let sizing = sized(&none, None, std::slice::from_ref(&killed));
             assert_eq!(sizing.jobs.value, jobs, "{then}");
@@ -363,6 +365,18 @@ mod tests {
             (sizing.jobs.value, sizing.jobs.why.as_str()),
             (10, "step `math` used 6.0 GiB a job last time")
         );
+    }
+
+    #[test]
+    fn costs_that_version_0_1_0_recorded_are_read() {
+        let key = "0a".repeat(32);
+        let row = format!(
+            r#"{{"time": "2026-11-23T08:00:00Z", "env": "a", "step": "math", "key": "{key}", "outcome": "done", "jobs": 4,
+            "cost": {{"wall_ms": 1000, "usage": {{"cpu_us": 1, "memory_peak": 2, "memory_held": 1, "read_bytes": 0,
+            "written_bytes": 0, "oom_kills": 0}}, "disk_delta": 5, "disk_peak": 9}}, "log": "logs/20261123T080000Z/01-math.log"}}"#
+        );
+        let past: Past = serde_json::from_str(&row).unwrap();
+        assert_eq!((past.jobs, past.memory), (4, 0));
     }
 
     #[test]
