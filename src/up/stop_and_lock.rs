@@ -97,17 +97,11 @@ enum Asked {
     Holder,
 }
 
-/// Returns whether a process is rockenv: its id may have been reused.
+/// Returns whether a process is rockenv, by its name: its id may have been reused. Its program says less, because an
+/// upgrade may have replaced it, and a process in its own user namespace, as without root, does not reveal it.
 fn is_rockenv(pid: i32) -> bool {
-    let ours = std::env::current_exe().ok();
-    match fs_err::read_link(format!("/proc/{pid}/exe")) {
-        // A process in its own user namespace, as without root, reveals only its name.
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            let name = |pid: &str| fs_err::read(format!("/proc/{pid}/comm")).ok();
-            name("self").is_some() && name("self") == name(&pid.to_string())
-        }
-        theirs => ours.is_some() && ours == theirs.ok(),
-    }
+    let name = |pid: &str| fs_err::read(format!("/proc/{pid}/comm")).ok();
+    name("self").is_some() && name("self") == name(&pid.to_string())
 }
 
 /// Returns whether a process has a file open; `None` if that is unknown, as in another user namespace.
@@ -157,6 +151,8 @@ fn is_stopped(process: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt as _;
+
     use super::*;
 
     #[test]
@@ -170,5 +166,26 @@ mod tests {
         assert_eq!(has_open(this, &lock), Some(true));
         assert_eq!(has_open(this, &other), Some(false));
         assert_eq!(has_open(Path::new("/proc/0"), &lock), None);
+    }
+
+    #[test]
+    fn a_command_is_known_after_its_program_was_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = std::env::current_exe().unwrap();
+        let other = directory.path().join(own.file_name().unwrap());
+        fs_err::os::unix::fs::symlink("/bin/sleep", &other).unwrap();
+        for (program, is) in [(other.as_path(), true), (Path::new("/bin/sleep"), false)] {
+            let mut command = std::process::Command::new(program);
+            let mut child = command.arg0("sleep").arg("60").spawn().unwrap();
+            // The kernel sets the name before the arguments.
+            let line = format!("/proc/{}/cmdline", child.id());
+            while !fs_err::read(&line).unwrap().starts_with(b"sleep\0") {
+                std::thread::yield_now();
+            }
+            let found = is_rockenv(child.id().cast_signed());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert_eq!(found, is, "{}", program.display());
+        }
     }
 }

@@ -67,7 +67,7 @@ impl Ordinary {
     }
 
     /// Returns a file of the user's directory that `make` creates if it is missing. Other tests that want it at the same
-    /// time wait until it is complete. It is never replaced: a rockenv knows others by their program.
+    /// time wait until it is complete. It is never replaced, because other tests may run it.
     fn made_once(&self, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
         static MAKING: Mutex<()> = Mutex::new(());
         let path = self.directory.join(name);
