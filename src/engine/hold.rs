@@ -132,6 +132,8 @@ impl From<Reason> for Error {
     }
 }
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// The record of a container that runs, or ran when its holder was killed: `run/state.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ContainerRecord {
@@ -139,6 +141,9 @@ pub(crate) struct ContainerRecord {
     /// The env's `run` directory.
     #[serde(default)]
     pub run: PathBuf,
+    /// Version of the rockenv in the container; empty before versions were recorded.
+    #[serde(default)]
+    version: String,
     pub cgroup: Cgroup,
     /// systemd-nspawn's lock file for the tree; a killed systemd-nspawn leaves it behind.
     pub lock: Option<TreeLock>,
@@ -165,6 +170,11 @@ impl ContainerRecord {
     /// Returns the path of the state in an env's `run` directory.
     pub(crate) fn path(run: &Path) -> PathBuf {
         run.join("state.json")
+    }
+
+    /// Returns whether the rockenv in the container is of this version, so that it understands this one's requests.
+    pub(crate) fn is_of_this_version(&self) -> bool {
+        self.version == VERSION
     }
 
     pub(super) fn save(&self, run: &Path) -> Result<()> {
@@ -394,21 +404,31 @@ fn remove_lock(path: &Path) -> Result<()> {
 /// Runs the holder; its standard input is the starter's socket.
 pub(crate) fn run() -> Result<()> {
     let starter = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let Some((hold, fds)) = frames::receive::<Hold>(&starter)? else {
-        return Ok(());
-    };
-    if hold.rootless {
-        userns::inherit();
+    if let Some(outcome) = serve(&starter) {
+        // A killed starter needs no answer.
+        drop(frames::send(&starter, &outcome, &[]));
     }
-    let outcome = match hold_container(&hold, fds, &starter) {
+    Ok(())
+}
+
+/// Holds the container that the starter requests; returns `None` if the starter was killed before that.
+fn serve(starter: &UnixStream) -> Option<FromHolder> {
+    let usage = match frames::receive::<Hold>(starter) {
+        Ok(None) => return None,
+        Ok(Some((hold, fds))) => {
+            if hold.rootless {
+                userns::inherit();
+            }
+            hold_container(&hold, fds, starter)
+        }
+        Err(unreadable) => Err(unreadable),
+    };
+    Some(match usage {
         Ok(usage) => FromHolder::Ended(usage),
         Err(error) => FromHolder::Failed {
             reason: (&error).into(),
         },
-    };
-    // A killed starter needs no answer.
-    drop(frames::send(&starter, &outcome, &[]));
-    Ok(())
+    })
 }
 
 fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Result<Usage> {
@@ -419,6 +439,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     let mut state = ContainerRecord {
         id: hold.container.id.clone(),
         run: hold.run.clone(),
+        version: VERSION.to_owned(),
         made_of: hold.made_of.clone(),
         is_private: hold.is_private,
         ..ContainerRecord::default()
@@ -486,6 +507,20 @@ mod tests {
         // A store that was moved, and a state of an older version.
         assert!(is_of(&run("missing"), "copy"));
         assert!(is_of(Path::new(""), "copy"));
+    }
+
+    #[test]
+    fn a_starter_of_another_version_gets_an_answer() {
+        let (starter, holder) = UnixStream::pair().unwrap();
+        frames::send(&starter, &["a request of another version"], &[]).unwrap();
+        let Some(FromHolder::Failed { reason }) = serve(&holder) else {
+            panic!("it was understood");
+        };
+        let error = Error::from(reason);
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_has!(error.help_text().unwrap(), "run the command again");
+        drop(starter);
+        assert!(serve(&holder).is_none());
     }
 
     #[test]

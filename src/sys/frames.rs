@@ -122,8 +122,12 @@ fn receive_within<T: DeserializeOwned>(
     if !fill(socket, &mut body, until)? {
         return Ok(None);
     }
-    let body = serde_json::from_slice(&body)
-        .map_err(|error| unexpected!("cannot decode a frame").source(error))?;
+    let body = serde_json::from_slice(&body).map_err(|error| {
+        // An upgrade replaces the program of a command while it runs, so its next holder is of another version.
+        unavailable!("cannot decode a message of another process of rockenv")
+            .source(error)
+            .help("if rockenv was upgraded meanwhile, run the command again")
+    })?;
     Ok(Some((body, fds)))
 }
 

@@ -178,8 +178,19 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
         .help("rockenv gc"));
     }
     // A connection would keep another command's container alive.
-    if joinable(&run).is_none() {
-        return Ok(None);
+    match joinable(&run) {
+        None => return Ok(None),
+        Some(state) if !state.is_of_this_version() => {
+            return Err(busy!(
+                "the container of env `{}` was started by another version of rockenv",
+                job.env
+            )
+            .help(format!(
+                "wait for its commands, or end them: rockenv down {}",
+                job.env
+            )));
+        }
+        Some(_) => {}
     }
     let Some(client) = Client::join(&run)? else {
         return Ok(None);

@@ -104,6 +104,16 @@ fn the_next_command_runs_in_the_same_container() {
         .rockenv(&["rm", "--yes", store.env()])
         .exits(6)
         .says(&["held by", "rm --force"]);
+    // A container that an earlier version started, with a shell in it, knows other requests.
+    let record = store.env_dir().join("run/state.json");
+    let text = fs::read_to_string(&record).unwrap();
+    let earlier = text.replace(env!("CARGO_PKG_VERSION"), "0.0.1");
+    fs::write(&record, earlier).unwrap();
+    store
+        .sh("true")
+        .exits(6)
+        .says(&["another version of rockenv", "rockenv down"]);
+    fs::write(&record, text).unwrap();
     drop(long);
     // A command on a tree that ends with it shares its container with no other one.
     let sleeper = store.sleeper();
