@@ -368,7 +368,7 @@ impl<'a> Pull<'a> {
         let shared = Shared {
             chain: image.digest.clone(),
             tree: Some(self.document.blobs[0].clone()),
-            unverified: !self.verified,
+            unverified: Some(!self.verified),
             ..Shared::default()
         };
         self.incoming.publish_image(place, image, &shared)
@@ -544,7 +544,7 @@ impl<'a> Pull<'a> {
                 .filter_map(|name| Some((name.clone(), blob(step.volume(name)?))))
                 .collect(),
             results: step.results.map(blob),
-            unverified: !self.verified,
+            unverified: Some(!self.verified),
         }
     }
 }

@@ -228,7 +228,7 @@ impl Pushing<'_> {
             let shared = Shared {
                 chain: image.digest.clone(),
                 tree: Some(blob.clone()),
-                unverified: store.is_image_unverified(&image.key),
+                unverified: Some(store.is_image_unverified(&image.key)),
                 ..Shared::default()
             };
             unless_full(shared.save(&store.image_dir(&image.key)))?;
@@ -263,7 +263,7 @@ impl Pushing<'_> {
         let remembered = store.shared_layer(&layer.id).ok().flatten();
         let remembered = remembered.unwrap_or_default();
         let mut shared = Shared {
-            unverified: store.is_unverified(layer),
+            unverified: Some(store.is_unverified(layer)),
             ..Shared::default()
         };
         let place = |layer: &Layer, tree: &str| store.layer_dir(&layer.id).join(tree);

@@ -148,7 +148,7 @@ pub(super) async fn send(
                     for at in missing.remove(diff_id.as_str()).unwrap_or_default() {
                         let id = &layers[at].id;
                         let mut shared = store.shared_layer(id).ok().flatten().unwrap_or_default();
-                        shared.unverified = store.is_unverified(&layers[at]);
+                        shared.unverified = Some(store.is_unverified(&layers[at]));
                         shared.tree = Some(sent.blob.clone());
                         shared.chain.clear();
                         unless_full(shared.save(&store.layer_dir(id)))?;

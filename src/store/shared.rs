@@ -47,9 +47,10 @@ pub struct Shared {
     /// The step's results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Blob>,
-    /// It was pulled or imported, and no signature of it was verified.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unverified: bool,
+    /// Whether it was pulled or imported without a verified signature; `None` if version 0.1.0 wrote this, which
+    /// verified none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unverified: Option<bool>,
 }
 
 impl Shared {
@@ -66,11 +67,11 @@ impl Shared {
     /// Records that a signature of the directory's layer or image was verified. Replaces a damaged description.
     pub fn mark_verified(directory: &Path) -> Result<()> {
         let mut shared = match Self::read(directory) {
-            Ok(Some(shared)) if shared.unverified => shared,
+            Ok(Some(shared)) if shared.unverified != Some(false) => shared,
             Ok(_) => return Ok(()),
             Err(_) => Self::default(),
         };
-        shared.unverified = false;
+        shared.unverified = Some(false);
         shared.save(directory)
     }
 }
@@ -96,18 +97,18 @@ impl Store {
     }
 
     /// Returns whether a layer was pulled or imported without a verified signature. If its description is missing or
-    /// damaged, this holds for layers that no env made.
+    /// damaged, or does not tell, this holds for layers that no env made.
     pub fn is_unverified(&self, layer: &Layer) -> bool {
-        match self.shared_layer(&layer.id) {
-            Ok(Some(shared)) => shared.unverified,
-            Ok(None) | Err(_) => layer.env.is_none(),
-        }
+        let shared = self.shared_layer(&layer.id).ok().flatten();
+        let known = shared.and_then(|shared| shared.unverified);
+        known.unwrap_or(layer.env.is_none())
     }
 
-    /// Does the same for an image. An image without a description was built here.
+    /// Does the same for an image. An image without a description was built here, and so may be one whose description
+    /// does not tell.
     pub fn is_image_unverified(&self, key: &ImageKey) -> bool {
         match self.shared_image(key) {
-            Ok(shared) => shared.is_some_and(|shared| shared.unverified),
+            Ok(shared) => shared.is_some_and(|shared| shared.unverified == Some(true)),
             Err(_) => true,
         }
     }

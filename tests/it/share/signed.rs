@@ -524,8 +524,15 @@ fn a_damaged_description_does_not_make_a_pulled_snapshot_this_machine_s() {
             .exits(2)
             .says(&["cannot sign snapshot `one`", "--sign-unverified"]);
     };
-    fs_err::write(&shared, "{").unwrap();
-    refused();
+    // Version 0.1.0 did not record whether a signature was verified.
+    let text = fs_err::read_to_string(&shared).unwrap();
+    let mut earlier: Value = serde_json::from_str(&text).unwrap();
+    let field = earlier.as_object_mut().unwrap().remove("unverified");
+    assert_eq!(field, Some(Value::Bool(true)));
+    for text in [earlier.to_string().as_str(), "{"] {
+        fs_err::write(&shared, text).unwrap();
+        refused();
+    }
     two.run(&two.other, &["push", name]).ok();
     refused();
 }
