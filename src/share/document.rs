@@ -127,6 +127,17 @@ struct Config {
     rockenv: SharedSnapshot,
 }
 
+/// The part of a configuration that all versions have.
+#[derive(Deserialize)]
+struct AnySchema {
+    rockenv: Versioned,
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    schema: u32,
+}
+
 /// Configuration of containers made from the image: its variables. rockenv itself reads those of `Image` instead.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -330,18 +341,22 @@ impl Manifest {
 
     /// Joins the manifest with its configuration. Refuses names in either that would escape a store directory.
     pub(super) fn with(self, config: &[u8]) -> Result<Document> {
+        // A newer version may have other fields.
+        if let Ok(AnySchema {
+            rockenv: Versioned { schema },
+        }) = serde_json::from_slice(config)
+            && schema > SCHEMA
+        {
+            return Err(invalid!(
+                "it was pushed by a newer rockenv: its schema is {schema}, but this one supports only up to {SCHEMA}"
+            )
+            .help("use the newer rockenv that pushed it"));
+        }
         let config: Config = serde_json::from_slice(config).map_err(|error| {
             refused("it is not a snapshot that `rockenv push` or `rockenv export` made".into())
                 .source(error)
         })?;
         let snapshot = config.rockenv;
-        if snapshot.schema > SCHEMA {
-            return Err(invalid!(
-                "it was pushed by a newer rockenv: its schema is {}, but this one supports only up to {SCHEMA}",
-                snapshot.schema
-            )
-            .help("use the newer rockenv that pushed it"));
-        }
         if config.architecture != host::architecture() {
             return Err(invalid!(
                 "it is for {}, but this machine is {}",

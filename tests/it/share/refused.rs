@@ -146,7 +146,7 @@ impl Forged {
 /// A change to a layout, with the exit code of `import` and what it says.
 type Case = (fn(Forged), i32, &'static str);
 
-const CASES: [Case; 17] = [
+const CASES: [Case; 18] = [
     (
         |it| fs::remove_file(it.directory.join("oci-layout")).unwrap(),
         3,
@@ -217,6 +217,14 @@ const CASES: [Case; 17] = [
         },
         3,
         "it is not a snapshot that",
+    ),
+    (
+        |mut it| {
+            it.config["rockenv"] = json!({ "schema": 2, "layers": [] });
+            it.write();
+        },
+        3,
+        "it was pushed by a newer rockenv",
     ),
     (
         |mut it| {
