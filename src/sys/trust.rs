@@ -289,7 +289,8 @@ impl Trusted {
         for entry in entries {
             let path = entry?.path();
             if path.extension().is_some_and(|end| end == "json") {
-                all.extend(atomic::read_json::<Self>(&path)?);
+                // A damaged file trusts nothing.
+                all.extend(atomic::read_json::<Self>(&path).ok().flatten());
             }
         }
         all.sort_by(|a, b| a.path.cmp(&b.path));
@@ -320,6 +321,20 @@ impl Trusted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_damaged_decision_hides_no_other() {
+        let user = tempfile::tempdir().unwrap();
+        let place = Trusted::directory(user.path());
+        fs::create_dir(&place).unwrap();
+        let good = Trusted {
+            path: "/a".into(),
+            ..Trusted::default()
+        };
+        atomic::write_json(&place.join("a.json"), &good).unwrap();
+        fs::write(place.join("b.json"), "").unwrap();
+        assert_eq!(Trusted::all(user.path()).unwrap(), [good]);
+    }
 
     #[test]
     fn a_directory_of_built_in_names_alone_needs_no_notice() {
