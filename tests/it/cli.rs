@@ -404,6 +404,7 @@ fn setup_does_without_a_tool_that_the_distribution_has_no_package_of() {
             .args(["setup", "--for", "images"])
             .env_clear()
             .env("HOME", place.path())
+            .env("XDG_CONFIG_HOME", place.path())
             .uid(1000)
             .gid(1000),
     );

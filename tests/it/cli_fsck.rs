@@ -40,6 +40,7 @@ fn program(root: &Path) -> Command {
         .env_clear()
         .env("ROCKENV_HOME", root)
         .env("HOME", "/nonexistent")
+        .env("XDG_CONFIG_HOME", "/nonexistent")
         .current_dir("/");
     command
 }

@@ -25,6 +25,7 @@ impl Machine {
             .args(arguments)
             .env_clear()
             .env("HOME", place)
+            .env("XDG_CONFIG_HOME", place)
             .env("ROCKENV_HOME", place.join("store"))
             .env("ROCKENV_GPU_ROOT", place.join("root"))
             .current_dir(place)

@@ -72,6 +72,7 @@ impl Ground {
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", self.user.path())
+            .env("XDG_CONFIG_HOME", self.user.path())
             .env("ROCKENV_HOME", &self.store)
             .env("ROCKENV_TRUSTED_DIRS", self.user.path())
             .env("ROCKENV_BUILD_USER", "1000:1000")

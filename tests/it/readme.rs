@@ -508,11 +508,13 @@ fn the_first_lines_of_the_profile_reference_run() {
     let out = Command::new("sh")
         .args(["-exc", &block.text])
         .current_dir(directory.path())
+        .env_clear()
         .env(
             "PATH",
             format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", program.display()),
         )
         .env("HOME", directory.path())
+        .env("XDG_CONFIG_HOME", directory.path())
         .env("ROCKENV_HOME", directory.path().join("store"))
         .env("ROCKENV_ENGINE", "nspawn")
         .output()

@@ -189,6 +189,7 @@ fn build(image: &str, current: &Path, home: &Path) {
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", &work)
+        .env("XDG_CONFIG_HOME", &work)
         .env("ROCKENV_HOME", home)
         .env("ROCKENV_TRUSTED_DIRS", &work)
         .current_dir(&work));

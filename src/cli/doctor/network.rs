@@ -128,8 +128,7 @@ mod tests {
         fs::create_dir_all(root.path().join("etc/apt/apt.conf.d")).unwrap();
         let apt = root.path().join("etc/apt/apt.conf.d/01proxy");
         fs::write(&apt, "// Acquire::http::Proxy \"x\";\n").unwrap();
-        let (mut config, _) = Config::read().unwrap();
-        config.proxies.clear();
+        let (mut config, _) = Config::of(std::collections::BTreeMap::new(), None).unwrap();
         config.authorities = None;
         let all = |config: &Config| checks(&NetworkFacts::probe(root.path(), config));
         assert!(

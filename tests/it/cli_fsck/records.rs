@@ -45,6 +45,7 @@ fn a_damaged_record_is_made_again_from_the_layers() {
         .env_clear()
         .env("ROCKENV_HOME", &lab.root)
         .env("HOME", "/nonexistent")
+        .env("XDG_CONFIG_HOME", "/nonexistent")
         .current_dir("/");
     assert_eq!(killed.output().unwrap().status.code(), None);
     lab.finds_and_mends(&["env `one`", "record is damaged"]);

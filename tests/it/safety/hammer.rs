@@ -148,6 +148,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", &self.user)
+            .env("XDG_CONFIG_HOME", &self.user)
             .env("ROCKENV_HOME", &self.store)
             .env("ROCKENV_TRUSTED_DIRS", &self.user)
             .env("ROCKENV_BUILD_USER", "1000:1000")
