@@ -6,7 +6,7 @@
 //! build was clean and the id is free, else a random one.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -319,7 +319,10 @@ impl Store {
     pub(super) fn place(&self, directory: &Path, layer: &Layer) -> Result<bool> {
         let json = serde_json::to_vec_pretty(layer)
             .map_err(|error| unexpected!("cannot encode layer").source(error))?;
-        fs::write(directory.join("layer.json"), json)?;
+        let mut file = fs::File::create(directory.join("layer.json"))?;
+        file.write_all(&json)?;
+        // After a power failure, it tells whether the rest was on disk.
+        file.sync_data()?;
         match fs::rename(directory, self.layer_dir(&layer.id)) {
             // XFS reports another error than other file systems.
             Err(error)

@@ -1,9 +1,11 @@
 //! The whole output of the commands that only read a store.
 
+use std::process::Command;
+
 use fs_err as fs;
 
 use crate::support::env::TestStore;
-use crate::support::run::wait_until;
+use crate::support::run::{finish, wait_until};
 use crate::support::transcript::measured;
 
 const STEPS: &str = "[[volume]]
@@ -104,9 +106,25 @@ fn a_store_is_read_in_many_ways() {
     results: STORE/outputs/ENV/out (SIZE)
     ");
     store.sh("echo mine > ~/mine; rm ~/a").ok();
-    store
-        .rockenv(&["snapshot", "create", store.env(), "mine"])
-        .ok();
+    let create = store.command(&["snapshot", "create", store.env(), "mine"]);
+    let trace = store.work().join("trace");
+    let mut traced = Command::new("strace");
+    traced
+        .args(["-f", "-qq", "-y", "-e", "trace=fdatasync", "-o"])
+        .arg(&trace)
+        .arg(create.get_program())
+        .args(create.get_args())
+        .env_clear()
+        .envs(
+            create
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .current_dir(store.work());
+    finish("snapshot create".to_owned(), traced).ok();
+    // After a power failure, the description of the layer tells that the rest was not on disk.
+    let synced = fs::read_to_string(&trace).unwrap();
+    assert!(synced.contains("/layer.json>"), "{synced}");
     store.rockenv(&["down", store.env()]).ok();
     let trash = store.home().join("trash");
     wait_until("the trash is empty", || {
