@@ -20,7 +20,7 @@ pub(crate) struct Host {
     pub systemd: bool,
     /// Whether this process is the machine's root, not a user namespace's.
     pub root: bool,
-    /// Path of the running rockenv binary.
+    /// Path of the running rockenv binary, or of the one that replaced it.
     pub program: PathBuf,
 }
 
@@ -44,9 +44,17 @@ impl Host {
             systemd: Path::new("/run/systemd/system").is_dir(),
             root: userns::is_root(),
             program: std::env::current_exe()
+                .map(in_place)
                 .context(|| "cannot find rockenv's own binary".to_owned())?,
         })
     }
+}
+
+/// Returns the path of a running program's file, or of the file that replaced it, as an upgrade does.
+fn in_place(program: PathBuf) -> PathBuf {
+    let path = program.to_str();
+    let replaced = path.and_then(|path| path.strip_suffix(" (deleted)"));
+    replaced.map(PathBuf::from).unwrap_or(program)
 }
 
 /// Returns the working directory; fails if it has been removed.
@@ -267,6 +275,13 @@ mod tests {
         let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=1\n";
         assert_eq!(stalled(text, "some ", "avg10="), Some(12.5));
         assert_eq!(stalled(text, "full ", "avg300="), Some(0.0));
+    }
+
+    #[test]
+    fn the_program_is_the_one_that_replaced_it() {
+        for program in ["/usr/bin/rockenv", "/usr/bin/rockenv (deleted)"] {
+            assert_eq!(in_place(program.into()), Path::new("/usr/bin/rockenv"));
+        }
     }
 
     #[test]
