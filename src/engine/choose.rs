@@ -9,6 +9,7 @@ use fs_err as fs;
 use super::docker::{Contexts, Flavour, Service};
 use crate::plan::resolve::Engine;
 use crate::sys::error::{Kind, Result};
+use crate::sys::process::Program;
 use crate::sys::userns;
 
 const DOCKER: &str = "/run/docker.sock";
@@ -107,7 +108,7 @@ pub(crate) fn choose(
 }
 
 pub(crate) fn is_nspawn_installed() -> bool {
-    which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok()
+    Program::find("systemd-nspawn", "containers").is_ok()
 }
 
 /// Chooses an engine to plan for. If none works, falls back to the requested one or systemd-nspawn.

@@ -14,6 +14,7 @@ use super::hold::{ContainerRecord, FromHolder, Hold};
 use super::wire::{Command, Reply, Request};
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::frames;
+use crate::sys::process::PATH;
 use crate::sys::readable::readable;
 use crate::sys::signals;
 
@@ -59,7 +60,7 @@ impl Running {
         command
             .arg("__hold")
             .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("PATH", PATH)
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())

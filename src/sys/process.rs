@@ -28,8 +28,10 @@ use crate::sys::readable::readable;
 use crate::sys::thread;
 pub(crate) use output::Output;
 
-/// Search path for programs. The caller's `PATH` is not trusted, because they may run as root.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Search path for programs. The caller's `PATH` is not trusted, because they may run as root. NixOS has its programs
+/// in the last two directories only, of which the first has those with setuid bits.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:\
+    /run/wrappers/bin:/run/current-system/sw/bin";
 /// Directory for temporary files that programs of other users read. `TMPDIR` may name one that only the caller can
 /// enter, as `pam_tmpdir` does.
 pub(crate) const TEMPORARY: &str = "/tmp";
@@ -514,6 +516,14 @@ mod tests {
             (error.kind(), error.help_text()),
             (Kind::Unavailable, Some("rockenv setup"))
         );
+    }
+
+    #[test]
+    fn the_system_s_directories_are_those_of_nixos_too() {
+        let directories: Vec<_> = PATH.split(':').collect();
+        assert!(directories.iter().all(|one| one.starts_with('/')));
+        let nixos = ["/run/wrappers/bin", "/run/current-system/sw/bin"];
+        assert_eq!(directories[directories.len() - 2..], nixos);
     }
 
     #[test]

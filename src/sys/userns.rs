@@ -2,7 +2,6 @@
 //! ids are the other users, as in Podman. The store can therefore contain trees and volumes with files of any owner.
 
 use std::io::Write as _;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,6 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::sys::account;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::host::system_text;
+use crate::sys::process::{PATH, Program};
 
 /// Whether this process, or its parent, has entered a user namespace.
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -42,7 +42,10 @@ pub(crate) fn enter() -> Result<()> {
     let users = ranges("/etc/subuid", &name, uid.as_raw())?;
     let groups = ranges("/etc/subgid", &name, uid.as_raw())?;
     // Checked first, because a process cannot leave its namespace again.
-    if !["newuidmap", "newgidmap"].iter().all(|name| has(name)) {
+    if !["newuidmap", "newgidmap"]
+        .iter()
+        .all(|name| Program::find(name, "user namespaces").is_ok())
+    {
         return Err(
             unavailable!("cannot make a user namespace: there is no newuidmap")
                 .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."),
@@ -85,14 +88,6 @@ pub(crate) fn enter() -> Result<()> {
     ENTERED.store(true, Ordering::Relaxed);
     account::rights::set_umask();
     Ok(())
-}
-
-/// Search path for the programs that map the ids of a namespace.
-const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-
-fn has(name: &str) -> bool {
-    PATH.split(':')
-        .any(|directory| Path::new(directory).join(name).exists())
 }
 
 /// Returns arguments that map `own` to the namespace's root, and the ranges to the ids after it, in order.

@@ -10,6 +10,7 @@ use std::path::Path;
 pub(super) use hold::hold;
 
 use super::Container;
+use crate::sys::process::PATH;
 
 /// Path of rockenv's binary inside every container.
 pub(crate) const PROGRAM: &str = "/run/rockenv/bin/rockenv";
@@ -17,7 +18,7 @@ pub(crate) const PROGRAM: &str = "/run/rockenv/bin/rockenv";
 /// Environment of systemd-nspawn itself; `/tmp` comes from the store instead of a tmpfs in memory.
 pub(crate) const ENVIRONMENT: [(&str, &str); 3] = [
     ("SYSTEMD_NSPAWN_TMPFS_TMP", "0"),
-    ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+    ("PATH", PATH),
     ("LC_ALL", "C.UTF-8"),
 ];
 
