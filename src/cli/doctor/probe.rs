@@ -97,9 +97,21 @@ fn has_overlay() -> bool {
     });
     listed || {
         let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let modules = Path::new("/lib/modules").join(release.trim());
-        read(modules.join("modules.dep")).is_some_and(|text| text.contains("/overlay.ko"))
+        has_overlay_module(Path::new("/"), release.trim())
     }
+}
+
+fn has_overlay_module(root: &Path, release: &str) -> bool {
+    // The second directory is NixOS's.
+    let mut places = [
+        "lib/modules",
+        "run/booted-system/kernel-modules/lib/modules",
+    ]
+    .into_iter();
+    places.any(|place| {
+        let list = root.join(place).join(release).join("modules.dep");
+        read(list).is_some_and(|text| text.contains("/overlay.ko"))
+    })
 }
 
 fn store(host: &Host, home: &Path) -> StoreFacts {
@@ -193,6 +205,20 @@ impl GpuFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_are_found_where_nixos_has_them_too() {
+        let root = tempfile::tempdir().unwrap();
+        for place in ["lib", "run/booted-system/kernel-modules/lib"] {
+            assert!(!has_overlay_module(root.path(), "6.12"));
+            let modules = root.path().join(place).join("modules/6.12");
+            fs::create_dir_all(&modules).unwrap();
+            let list = modules.join("modules.dep");
+            fs::write(&list, "kernel/fs/overlayfs/overlay.ko.xz:\n").unwrap();
+            assert!(has_overlay_module(root.path(), "6.12"));
+            fs::remove_file(list).unwrap();
+        }
+    }
 
     #[test]
     fn versions_are_read_whatever_follows_them() {
