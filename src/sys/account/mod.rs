@@ -5,10 +5,12 @@ mod place;
 pub(crate) mod rights;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::sys::error::Result;
 use crate::sys::host::system_text;
+use crate::sys::process::PATH;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use place::{Existing, FilePlace, make_directories, resolved};
@@ -86,12 +88,37 @@ pub(crate) fn invoking_user(
     ))
 }
 
-/// Returns a user's line of `/etc/passwd`. Reads the file directly, because a static binary has no NSS.
+/// Returns a user's line of `/etc/passwd`, or the one that NSS has for a user of a directory server or of
+/// systemd-homed. Reads the file directly, because a static binary has no NSS.
 fn passwd_line(uid: u32) -> Option<String> {
-    let text = system_text("/etc/passwd").ok()?;
-    text.lines()
-        .find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid))
-        .map(str::to_owned)
+    line_or_ask(&local_users(), uid)
+}
+
+fn line_or_ask(passwd: &str, uid: u32) -> Option<String> {
+    let ask = || line_of(&ask_system("getent", &["passwd", &uid.to_string()])?, uid);
+    line_of(passwd, uid).or_else(ask)
+}
+
+fn local_users() -> String {
+    system_text("/etc/passwd").unwrap_or_default()
+}
+
+fn line_of(passwd: &str, uid: u32) -> Option<String> {
+    let mut lines = passwd.lines();
+    let found =
+        lines.find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid));
+    found.map(str::to_owned)
+}
+
+/// Returns the output of a program that uses NSS.
+fn ask_system(program: &str, arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new(program);
+    let said = command
+        .args(arguments)
+        .env_clear()
+        .env("PATH", PATH)
+        .output();
+    Some(String::from_utf8_lossy(&said.ok()?.stdout).into_owned())
 }
 
 /// Returns the name of a user, or the uid if it has none.
@@ -117,13 +144,23 @@ pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBu
     }
 }
 
-/// Returns the groups of a user according to `/etc/group`.
+/// Returns the groups of a user according to `/etc/group`, and NSS for a user who is only there.
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
-    let line = passwd_line(uid).unwrap_or_default();
+    let mut groups = vec![gid];
+    let Some(line) = passwd_line(uid) else {
+        return groups;
+    };
     let name = line.split(':').next().unwrap_or_default();
     let text = system_text("/etc/group").unwrap_or_default();
-    let mut groups = vec![gid];
     groups.extend(members(&text, name));
+    if line_of(&local_users(), uid).is_none()
+        && let Some(said) = ask_system("id", &["-G", "--", name])
+    {
+        groups.extend(
+            said.split_whitespace()
+                .filter_map(|id| id.parse::<u32>().ok()),
+        );
+    }
     groups
 }
 
@@ -140,6 +177,15 @@ fn members<'a>(groups: &'a str, name: &'a str) -> impl Iterator<Item = u32> + 'a
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_who_is_not_in_the_file_is_looked_up_by_the_system() {
+        let file = "root:x:1:0::/wrong:\nann:x:0:0::/ann:\n";
+        assert_eq!(line_or_ask(file, 0).unwrap(), "ann:x:0:0::/ann:");
+        let asked = line_or_ask("", 0).unwrap();
+        assert!(asked.starts_with("root:"), "{asked}");
+        assert_eq!(line_or_ask("", 4_000_000_000), None);
+    }
 
     #[test]
     fn groups_are_those_that_name_the_user() {
