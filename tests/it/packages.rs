@@ -186,6 +186,7 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
     for name in ["SUDO_UID", "SUDO_GID", "PKEXEC_UID"] {
         stage.env(name, "1234");
     }
+    stage.env("DOAS_USER", "nobody");
     run(stage.arg("/usr"));
     assert!(root.path().join("usr/share/man/man1/rockenv.1").exists());
 }

@@ -78,8 +78,9 @@ impl Settings {
     }
 
     fn find_user(&mut self) -> Result<()> {
-        let [uid, gid, pkexec] = ["SUDO_UID", "SUDO_GID", "PKEXEC_UID"].map(|name| self.set(name));
-        self.invoking_user = account::invoking_user(uid, gid, pkexec)?;
+        let names = ["SUDO_UID", "SUDO_GID", "PKEXEC_UID", "DOAS_USER"];
+        let [uid, gid, pkexec, doas] = names.map(|name| self.set(name));
+        self.invoking_user = account::invoking_user(uid, gid, pkexec, doas)?;
         self.host_home = match home_of(self.invoking_user.uid) {
             Some(home) => home,
             None => self.path("HOME").unwrap_or_else(|| PathBuf::from("/")),

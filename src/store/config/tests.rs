@@ -460,4 +460,13 @@ fn sudo_names_the_build_user() {
         (1234, 99, "builder")
     );
     assert!(read(&[("SUDO_UID", "nobody")], "").is_err());
+    // doas gives a name.
+    let nobody = ("DOAS_USER", "nobody");
+    assert_eq!(read(&[nobody], "").unwrap().user.uid, 65534);
+    assert_eq!(
+        read(&[nobody, ("SUDO_UID", "1234")], "").unwrap().user.uid,
+        1234
+    );
+    let error = read(&[("DOAS_USER", "nobody-at-all")], "").unwrap_err();
+    assert_eq!(error.help_text(), Some("unset DOAS_USER"));
 }

@@ -58,22 +58,26 @@ pub(crate) fn become_caller() -> Result<()> {
     }
 }
 
-/// Returns the user behind `sudo` or `pkexec` according to their variables, or else the user of this process.
+/// Returns the user behind `sudo`, `run0`, `pkexec` or `doas` according to their variables, or else the user of this
+/// process. `doas` is a name.
 pub(crate) fn invoking_user(
     sudo_uid: Option<&String>,
     sudo_gid: Option<&String>,
     pkexec: Option<&String>,
+    doas: Option<&String>,
 ) -> Result<BuildUser> {
     let number = |text: &String| {
         text.parse::<u32>().map_err(|_| {
             invalid!("`{text}` is not a user or group id").help("unset SUDO_UID SUDO_GID")
         })
     };
-    // Only root acts for another user; without root the variables are leftovers.
-    if nix::unistd::geteuid().is_root()
-        && let Some(uid) = sudo_uid.or(pkexec)
-    {
-        let uid = number(uid)?;
+    let uid = match sudo_uid.or(pkexec) {
+        // Only root acts for another user; without root the variables are leftovers.
+        _ if !nix::unistd::geteuid().is_root() => None,
+        Some(uid) => Some(number(uid)?),
+        None => doas.map(|name| uid_of(name)).transpose()?,
+    };
+    if let Some(uid) = uid {
         let gid = match sudo_gid {
             Some(gid) => number(gid)?,
             None => passwd_line(uid)
@@ -91,22 +95,33 @@ pub(crate) fn invoking_user(
 /// Returns a user's line of `/etc/passwd`, or the one that NSS has for a user of a directory server or of
 /// systemd-homed. Reads the file directly, because a static binary has no NSS.
 fn passwd_line(uid: u32) -> Option<String> {
-    line_or_ask(&local_users(), uid)
+    line_or_ask(&local_users(), UID, &uid.to_string())
 }
 
-fn line_or_ask(passwd: &str, uid: u32) -> Option<String> {
-    let ask = || line_of(&ask_system("getent", &["passwd", &uid.to_string()])?, uid);
-    line_of(passwd, uid).or_else(ask)
+fn uid_of(name: &str) -> Result<u32> {
+    let uid = line_or_ask(&local_users(), NAME, name)
+        .and_then(|line| line.split(':').nth(UID)?.parse().ok());
+    uid.ok_or_else(|| invalid!("DOAS_USER: no user `{name}`").help("unset DOAS_USER"))
+}
+
+/// Fields of a line of `/etc/passwd`.
+const NAME: usize = 0;
+const UID: usize = 2;
+
+fn line_or_ask(passwd: &str, field: usize, value: &str) -> Option<String> {
+    line_of(passwd, field, value).or_else(|| {
+        let said = ask_system("getent", &["passwd", value])?;
+        line_of(&said, field, value)
+    })
 }
 
 fn local_users() -> String {
     system_text("/etc/passwd").unwrap_or_default()
 }
 
-fn line_of(passwd: &str, uid: u32) -> Option<String> {
+fn line_of(passwd: &str, field: usize, value: &str) -> Option<String> {
     let mut lines = passwd.lines();
-    let found =
-        lines.find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid));
+    let found = lines.find(|line| line.split(':').nth(field) == Some(value));
     found.map(str::to_owned)
 }
 
@@ -153,8 +168,8 @@ fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let name = line.split(':').next().unwrap_or_default();
     let text = system_text("/etc/group").unwrap_or_default();
     groups.extend(members(&text, name));
-    if line_of(&local_users(), uid).is_none()
-        && let Some(said) = ask_system("id", &["-G", "--", name])
+    if line_of(&local_users(), NAME, name).is_none()
+        && let Some(said) = ask_system("id", &["-G", name])
     {
         groups.extend(
             said.split_whitespace()
@@ -181,10 +196,12 @@ mod tests {
     #[test]
     fn a_user_who_is_not_in_the_file_is_looked_up_by_the_system() {
         let file = "root:x:1:0::/wrong:\nann:x:0:0::/ann:\n";
-        assert_eq!(line_or_ask(file, 0).unwrap(), "ann:x:0:0::/ann:");
-        let asked = line_or_ask("", 0).unwrap();
-        assert!(asked.starts_with("root:"), "{asked}");
-        assert_eq!(line_or_ask("", 4_000_000_000), None);
+        assert_eq!(line_or_ask(file, UID, "0").unwrap(), "ann:x:0:0::/ann:");
+        for (field, value) in [(UID, "0"), (NAME, "root")] {
+            let asked = line_or_ask("", field, value).unwrap();
+            assert!(asked.starts_with("root:"), "{asked}");
+        }
+        assert_eq!(line_or_ask("", NAME, "0"), None);
     }
 
     #[test]
