@@ -47,9 +47,17 @@ pub(crate) fn enter() -> Result<()> {
         .all(|name| Program::find(name, "user namespaces").is_ok())
     {
         return Err(
-            unavailable!("cannot make a user namespace: there is no newuidmap")
-                .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."),
+            unavailable!("cannot make a user namespace: there is no newuidmap").help(
+                "install newuidmap (package uidmap, shadow-utils or shadow), or sudo rockenv ...",
+            ),
         );
+    }
+    let label = system_text("/proc/self/attr/current").unwrap_or_default();
+    if is_powerless(&label, setting) {
+        return Err(unavailable!(
+            "cannot use a user namespace: AppArmor gives programs without a profile no rights in one"
+        )
+        .help(permit(setting)));
     }
     // A process inside can map only its own id. The shell stays outside meanwhile, and gets only numbers.
     let script = format!(
@@ -78,7 +86,7 @@ pub(crate) fn enter() -> Result<()> {
     if let Err(error) = entered {
         return Err(unavailable!("cannot make a user namespace")
             .source(error)
-            .help("sudo sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0, or sudo rockenv ..."));
+            .help(permit(setting)));
     }
     if !mapped.status.success() {
         return Err(unavailable!("cannot make a user namespace")
@@ -88,6 +96,42 @@ pub(crate) fn enter() -> Result<()> {
     ENTERED.store(true, Ordering::Relaxed);
     account::rights::set_umask();
     Ok(())
+}
+
+/// Ubuntu's setting that takes the rights in user namespaces from programs without an AppArmor profile. They can still
+/// make one.
+const APPARMOR: &str = "kernel.apparmor_restrict_unprivileged_userns";
+
+/// Settings, each with the value that forbids user namespaces and one that permits them. No kernel has all of them.
+const SETTINGS: [(&str, &str, &str); 3] = [
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+    (APPARMOR, "1", "0"),
+    ("user.max_user_namespaces", "0", "15000"),
+];
+
+fn setting(name: &str) -> String {
+    let file = format!("/proc/sys/{}", name.replace('.', "/"));
+    let text = system_text(file).unwrap_or_default();
+    text.trim().to_owned()
+}
+
+/// Returns whether a process with this AppArmor label would have no rights in a user namespace.
+fn is_powerless(label: &str, setting: impl Fn(&str) -> String) -> bool {
+    label.trim() == "unconfined" && setting(APPARMOR) == "1"
+}
+
+/// Returns the command that permits user namespaces.
+fn permit(setting: impl Fn(&str) -> String) -> String {
+    let forbid = SETTINGS
+        .iter()
+        .filter(|(name, forbids, _)| setting(name) == *forbids);
+    let words: Vec<String> = forbid
+        .map(|(name, _, permits)| format!("{name}={permits}"))
+        .collect();
+    match words.is_empty() {
+        true => "sudo rockenv ...".to_owned(),
+        false => format!("sudo sysctl -w {}, or sudo rockenv ...", words.join(" ")),
+    }
 }
 
 /// Returns arguments that map `own` to the namespace's root, and the ranges to the ids after it, in order.
@@ -105,14 +149,28 @@ fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
     let text = if_exists(system_text(file))?.unwrap_or_default();
     let found = parse(&text, name, uid);
     if found.is_empty() {
+        let taken =
+            ["/etc/subuid", "/etc/subgid"].map(|file| system_text(file).unwrap_or_default());
+        let first = first_free(&taken.join("\n"));
+        let free = format!("{first}-{}", first.saturating_add(65_535));
         return Err(unavailable!(
             "user `{name}` has no subordinate ids in `{file}`; without them only root can build"
         )
         .help(format!(
-            "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
+            "sudo usermod --add-subuids {free} --add-subgids {free} {name}"
         )));
     }
     Ok(found)
+}
+
+/// Returns the first id after all ranges in these lines: users who share subordinate ids can change each other's files.
+fn first_free(taken: &str) -> u32 {
+    let ends = taken.lines().filter_map(|line| {
+        let mut numbers = line.trim().split(':').skip(1).map(str::parse::<u32>);
+        let (start, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        Some(start.saturating_add(count))
+    });
+    ends.max().unwrap_or(0).max(100_000)
 }
 
 /// Parses lines such as `ann:100000:65536`, which identify the user by name or id.
@@ -149,5 +207,32 @@ mod tests {
             }]
         );
         assert!(parse(text, "eve", 1002).is_empty());
+        assert_eq!(first_free(text), 500_005);
+        assert_eq!(
+            first_free("ann:100000:65536\n\nann:100000:65536\n"),
+            165_536
+        );
+        assert_eq!(first_free("# no\nlow:1:5\n"), 100_000);
+    }
+
+    #[test]
+    fn only_settings_that_forbid_namespaces_here_are_changed() {
+        let ubuntu = |name: &str| {
+            let value = match name {
+                APPARMOR | "kernel.unprivileged_userns_clone" => "1",
+                "user.max_user_namespaces" => "127235",
+                _ => "",
+            };
+            value.to_owned()
+        };
+        assert_eq!(
+            permit(ubuntu),
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or sudo rockenv ..."
+        );
+        assert!(is_powerless("unconfined\n", ubuntu));
+        assert!(!is_powerless("rockenv (unconfined)\n", ubuntu));
+        let fedora = |_: &str| String::new();
+        assert!(!is_powerless("unconfined\n", fedora));
+        assert_eq!(permit(fedora), "sudo rockenv ...");
     }
 }
