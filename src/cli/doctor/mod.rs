@@ -210,8 +210,10 @@ impl Facts {
     fn boot_with(&self, word: &str) -> String {
         let edit = format!("sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{word} /' /etc/default/grub");
         let grubby = format!("grubby --update-kernel=ALL --args={word}");
+        let kargs = format!("rpm-ostree kargs --append-if-missing={word}");
         let commands: &[&str] = match self.manager {
             Some(Manager::Dnf) => &[&grubby],
+            Some(Manager::RpmOstree) => &[&kargs],
             Some(Manager::Apt) => &[&edit, "update-grub"],
             Some(Manager::Zypper) => &[&edit, "grub2-mkconfig -o /boot/grub2/grub.cfg"],
             _ => &[&edit, "grub-mkconfig -o /boot/grub/grub.cfg"],

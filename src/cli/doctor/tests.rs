@@ -160,6 +160,11 @@ fn a_fedora_gaming_machine() {
         of(&facts, CheckState::Missing)[0].command.as_deref(),
         Some("sudo grubby --update-kernel=ALL --args=cgroup_enable=memory && sudo reboot")
     );
+    facts.manager = Some(Manager::RpmOstree);
+    assert_eq!(
+        of(&facts, CheckState::Missing)[0].command.as_deref(),
+        Some("sudo rpm-ostree kargs --append-if-missing=cgroup_enable=memory && sudo reboot")
+    );
     for part in [
         "GPU 0000:c1:00.0 (gfx1103, renderD128): AMD Radeon 780M",
         "/dev/dri/renderD128 for group 105 (mode 0660)",

@@ -179,7 +179,7 @@ fn get(cx: &Context, tools: &[&Tool], signals: &Signals) -> Result<()> {
     let Some(manager) = Manager::detect() else {
         return Err(still_missing(
             tools,
-            "no supported package manager found (apt-get, pacman, dnf, zypper)",
+            "no supported package manager found (apt-get, pacman, dnf, rpm-ostree, zypper)",
         ));
     };
     cx.ui
@@ -187,6 +187,9 @@ fn get(cx: &Context, tools: &[&Tool], signals: &Signals) -> Result<()> {
     install::install(&cx.ui, manager, tools, &cx.config.proxies)?;
     if let Some(number) = signals.pending()? {
         return Err(Error::new(Kind::Signal(number), "interrupted"));
+    }
+    if manager == Manager::RpmOstree {
+        return Err(unavailable!("the packages are there after a reboot").help("systemctl reboot"));
     }
     let left: Vec<&Tool> = tools
         .iter()

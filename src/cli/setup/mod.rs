@@ -9,7 +9,7 @@ pub(crate) mod store_image;
 pub(crate) mod timer;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use clap::ValueEnum;
@@ -45,10 +45,19 @@ pub(crate) enum Manager {
     Pacman,
     Dnf,
     Zypper,
+    /// Of Fedora's image-based systems, on which dnf refuses to install.
+    #[serde(rename = "rpm-ostree")]
+    RpmOstree,
 }
 
 impl Manager {
-    const ALL: [Self; 4] = [Self::Apt, Self::Dnf, Self::Zypper, Self::Pacman];
+    const ALL: [Self; 5] = [
+        Self::Apt,
+        Self::RpmOstree,
+        Self::Dnf,
+        Self::Zypper,
+        Self::Pacman,
+    ];
 
     pub(crate) fn program(self) -> &'static str {
         match self {
@@ -56,6 +65,7 @@ impl Manager {
             Self::Pacman => "pacman",
             Self::Dnf => "dnf",
             Self::Zypper => "zypper",
+            Self::RpmOstree => "rpm-ostree",
         }
     }
 
@@ -65,8 +75,11 @@ impl Manager {
             .iter()
             .find_map(|path| fs_err::read_to_string(path).ok())
             .unwrap_or_default();
+        // Other systems use rpm-ostree to make images.
+        let is_image = Path::new("/run/ostree-booted").exists();
         let there: Vec<_> = Self::ALL
             .into_iter()
+            .filter(|manager| is_image || *manager != Self::RpmOstree)
             .filter(|manager| Program::find(manager.program(), "installing packages").is_ok())
             .collect();
         Self::choose(&os, &there)
@@ -84,6 +97,7 @@ impl Manager {
         let own = ids.filter_map(|id| match id {
             "debian" | "ubuntu" => Some(Self::Apt),
             "arch" => Some(Self::Pacman),
+            "fedora" | "rhel" if there.contains(&Self::RpmOstree) => Some(Self::RpmOstree),
             "fedora" | "rhel" => Some(Self::Dnf),
             "suse" | "opensuse" => Some(Self::Zypper),
             _ => None,
@@ -99,6 +113,7 @@ impl Manager {
             Self::Pacman => &["pacman", "-S", "--needed", "--noconfirm"],
             Self::Dnf => &["dnf", "install", "--assumeyes"],
             Self::Zypper => &["zypper", "--non-interactive", "install"],
+            Self::RpmOstree => &["rpm-ostree", "install", "--idempotent"],
         };
         front
             .iter()
@@ -143,7 +158,13 @@ impl Tool {
 
     pub(crate) fn package(&self, manager: Manager) -> Option<&'static str> {
         let packages: Vec<&str> = self.packages.split(' ').collect();
-        let package = packages.get(manager as usize).or(packages.first())?;
+        let column = match manager {
+            Manager::Apt => 0,
+            Manager::Pacman => 1,
+            Manager::Dnf | Manager::RpmOstree => 2,
+            Manager::Zypper => 3,
+        };
+        let package = packages.get(column).or(packages.first())?;
         Some(*package).filter(|package| *package != "-")
     }
 }
@@ -194,6 +215,11 @@ mod tests {
                 &[Manager::Dnf],
                 Some(Manager::Dnf),
             ),
+            (
+                "ID=bazzite\nID_LIKE=\"fedora\"",
+                &[Manager::RpmOstree, Manager::Dnf],
+                Some(Manager::RpmOstree),
+            ),
             ("", &[Manager::Dnf], Some(Manager::Dnf)),
             ("ID=debian", &[], None),
             ("ID=nixos", &[], None),
@@ -218,6 +244,8 @@ mod tests {
             ]
         );
         assert!(missing(&DEFAULT, |_| true).is_empty());
+        let of = |manager| packages(&tools, manager);
+        assert_eq!(of(Manager::RpmOstree), of(Manager::Dnf));
     }
 
     #[test]
