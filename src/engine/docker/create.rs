@@ -6,7 +6,7 @@ use bollard::query_parameters::CreateContainerOptionsBuilder;
 
 use super::{LATE, Service, is_absent, settled};
 use crate::engine::docker::retry::retry;
-use crate::sys::error::Result;
+use crate::sys::error::{Error, Result};
 
 impl Service {
     /// Creates a container, and returns the service's warnings; `None` if the service lacks its image.
@@ -18,6 +18,7 @@ impl Service {
         let request = || self.request(name, body.clone());
         let look = async || Ok(self.is_made(name, body).await?.then(Vec::new));
         self.found(LATE, "make a container", retry(request, is_taken, look))
+            .map_err(explain)
     }
 
     async fn request(
@@ -67,4 +68,40 @@ fn is_taken(refusal: &Refusal) -> bool {
 fn wants_no_slice(refusal: &Refusal) -> bool {
     matches!(refusal, Refusal::DockerResponseServerError { message, .. }
         if message.contains("systemd slice received as cgroup parent"))
+}
+
+/// Explains that a service does not see a directory that exists here.
+fn explain(error: Error) -> Error {
+    let said = error.chain().join(": ");
+    let docker = said.contains("bind source path does not exist");
+    let podman = said.contains("statfs ") && said.contains("no such file or directory");
+    match docker || podman {
+        true => error.help(
+            "use a service that sees the directories of rockenv: Docker from a snap does not, nor does a service outside the container that rockenv runs in",
+        ),
+        false => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_that_sees_other_directories_is_explained() {
+        for (said, explained) in [
+            (
+                "docker answered 400: invalid mount config for type \"bind\": bind source path does not exist: /srv/a",
+                true,
+            ),
+            (
+                "podman answered 500: statfs /srv/a: no such file or directory",
+                true,
+            ),
+            ("podman answered 500: no such file or directory", false),
+        ] {
+            let error = unexpected!("cannot make a container").source(said.to_owned());
+            assert_eq!(explain(error).help_text().is_some(), explained, "{said}");
+        }
+    }
 }
