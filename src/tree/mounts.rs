@@ -1,9 +1,12 @@
-//! Owns reading the kernel's mount table, to name mounts and file systems in messages.
+//! Owns reading the kernel's mount table, to name mounts and file systems in messages, and changing a mount's flags.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::sys::error::Result;
 
@@ -51,6 +54,32 @@ fn described(fd: BorrowedFd<'_>) -> Option<String> {
         .lines()
         .find(|line| line.split(' ').next() == Some(id))?;
     line.split_once(" - ").map(|(_, tail)| tail.to_owned())
+}
+
+/// Makes a bind mount of `from`, or with `None` gives the mount at a path other flags.
+pub(crate) fn mount_with(from: Option<&Path>, at: &Path, flags: MsFlags) -> nix::Result<()> {
+    mount(from, at, None::<&str>, flags, None::<&str>)
+}
+
+/// Adds flags to a mount in this thread's namespace, keeping its other flags, some of which a user namespace may not
+/// remove.
+pub(crate) fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
+    let found = statvfs(at)?.flags();
+    let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
+    for (is, keeps) in [
+        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ] {
+        if found.contains(is) {
+            flags |= keeps;
+        }
+    }
+    mount_with(None, at, flags)
 }
 
 fn points(table: &[u8]) -> impl Iterator<Item = PathBuf> {

@@ -19,8 +19,8 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fstat};
 
 use super::flatten::{self, is_content};
-use super::metadata;
 use super::xattr::Attributes;
+use super::{metadata, mounts};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::{thread, userns};
@@ -163,16 +163,10 @@ fn rights(root: bool) -> &'static str {
     }
 }
 
-/// Makes a bind mount of `from`, or with `None` gives the mount at a path other flags.
-pub(crate) fn mount_with(from: Option<&Path>, at: &Path, flags: MsFlags) -> nix::Result<()> {
-    sys_mount(from, at, None::<&str>, flags, None::<&str>)
-}
-
 /// The kernel refuses an overlay of a single layer without an upper.
 fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
-    let bind = |flags| mount_with(Some(from), at, MsFlags::MS_BIND | flags);
-    bind(MsFlags::empty())
-        .and_then(|()| bind(MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY))
+    mounts::mount_with(Some(from), at, MsFlags::MS_BIND)
+        .and_then(|()| mounts::add_flags(at, MsFlags::MS_RDONLY))
         .context(|| format!("cannot mount `{}` at `{}`", from.display(), at.display()))
 }
 
@@ -218,7 +212,7 @@ pub fn is_opaque(directory: &Path) -> Result<bool> {
 pub(crate) fn enter_mount_namespace() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
-    Ok(mount_with(None, Path::new("/"), slave)?)
+    Ok(mounts::mount_with(None, Path::new("/"), slave)?)
 }
 
 /// Runs `work` on a thread with its own mount namespace. Nothing propagates out of the namespace, and it is gone with
@@ -228,7 +222,7 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
         unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
             .and_then(|()| {
                 let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-                mount_with(None, Path::new("/"), private)
+                mounts::mount_with(None, Path::new("/"), private)
             })
             .map_err(|error| {
                 unavailable!("cannot make a mount namespace")
@@ -245,7 +239,28 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::statvfs::FsFlags;
+
     use super::*;
+
+    #[test]
+    fn a_single_layer_keeps_the_flags_of_its_file_system() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let [disk, at] = ["disk", "at"].map(|name| directory.path().join(name));
+        fs_err::create_dir(&disk).unwrap();
+        fs_err::create_dir(&at).unwrap();
+        let flags = in_throw_away_namespace(|| {
+            let (none, flags) = (None::<&str>, MsFlags::MS_NOSUID | MsFlags::MS_NODEV);
+            sys_mount(none, &disk, Some("tmpfs"), flags, none).unwrap();
+            mount(std::slice::from_ref(&disk), None, &at).unwrap();
+            nix::sys::statvfs::statvfs(&at).unwrap().flags()
+        });
+        let wanted = FsFlags::ST_RDONLY | FsFlags::ST_NOSUID | FsFlags::ST_NODEV;
+        assert!(flags.unwrap().contains(wanted));
+    }
 
     #[test]
     fn root_is_not_told_to_use_sudo() {

@@ -13,7 +13,6 @@ use nix::fcntl::{AT_FDCWD, OFlag, ResolveFlag};
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{SFlag, fstat};
-use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{
@@ -38,7 +37,7 @@ pub(in crate::engine) fn hold(
     overlay::enter_mount_namespace()?;
     match &container.root {
         Root::Directory(tree) => {
-            overlay::mount_with(Some(tree), &root, MsFlags::MS_BIND)
+            mounts::mount_with(Some(tree), &root, MsFlags::MS_BIND)
                 .context(|| format!("cannot mount tree `{}`", tree.display()))?;
         }
         Root::Overlay {
@@ -53,7 +52,7 @@ pub(in crate::engine) fn hold(
     }
     check_binds(&hold.container)?;
     // Root of the container may have created device nodes in the tree. systemd-nspawn mounts its own `/dev`.
-    add_flags(&root, MsFlags::MS_NODEV)
+    mounts::add_flags(&root, MsFlags::MS_NODEV)
         .context(|| format!("cannot mount `{}` without devices", root.display()))?;
     let mut hold = with_volumes(with_views(hold)?)?;
     hold.container.show_certificates(Some(&root), &hold.run)?;
@@ -78,26 +77,6 @@ pub(in crate::engine) fn hold(
 
 /// Prefix of the mount points of views in an env's `run` directory.
 const VIEW: &str = "view-";
-
-/// Adds flags to a mount in this namespace, keeping its other flags.
-fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
-    let found = statvfs(at)?.flags();
-    let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
-    for (is, keeps) in [
-        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
-        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
-        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
-        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
-        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
-        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
-        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
-    ] {
-        if found.contains(is) {
-            flags |= keeps;
-        }
-    }
-    overlay::mount_with(None, at, flags)
-}
 
 /// Opens the source of a bind. Does not follow a symlink that appeared in a real path: a step may have created it.
 fn open_source(bind: &Bind) -> Result<OwnedFd> {
@@ -164,12 +143,12 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
             false => drop(fs::File::create(&at)?),
         }
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        overlay::mount_with(Some(&path_of(&opened)), &at, flags).context(wrong)?;
+        mounts::mount_with(Some(&path_of(&opened)), &at, flags).context(wrong)?;
         // The bind is recursive, so mounts below the directory came along.
         let mut mounted = mounts::at_or_below(&fs::canonicalize(&at)?)?;
         mounted.push(at.clone());
         for at in mounted {
-            add_flags(&at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV).context(wrong)?;
+            mounts::add_flags(&at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV).context(wrong)?;
         }
         bind.source = at;
     }
