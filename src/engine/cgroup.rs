@@ -259,8 +259,8 @@ impl Cgroup {
         argv.push(format!("--slice={SLICE}"));
         argv.push(format!("--unit={unit}"));
         let mut property = |text: String| argv.push(format!("--property={text}"));
+        // With this, `OOMPolicy` is `continue`. systemd before 253 refuses that property for a scope.
         property("Delegate=yes".to_owned());
-        property("OOMPolicy=continue".to_owned());
         // The user's limit decides what is killed. systemd-oomd would kill the whole session first.
         property("ManagedOOMPreference=avoid".to_owned());
         if let Some(bytes) = limits.memory_max {
@@ -554,6 +554,8 @@ mod tests {
         assert!(argv.contains(&"--property=MemoryMax=5".to_owned()));
         assert!(argv.contains(&"--property=TasksMax=infinity".to_owned()));
         assert!(argv.contains(&"--property=DeviceAllow=/dev/char/511:0 rw".to_owned()));
+        let has = |name: &str| argv.iter().any(|argument| argument.contains(name));
+        assert!(has("Delegate=yes") && !has("OOMPolicy"));
         assert!(group.procs_files().is_empty());
         // With cgroup v1 beside an empty v2, out of memory is reported in v1.
         let hybrid = Hierarchies::parse(HYBRID, "4:memory:/\n0::/\n");
