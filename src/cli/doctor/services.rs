@@ -43,6 +43,22 @@ fn program(engine: Engine) -> &'static str {
     }
 }
 
+/// Returns the oldest supported version.
+fn oldest(engine: Engine) -> (u32, u32) {
+    match engine {
+        Engine::Docker => (20, 10),
+        Engine::Podman => (4, 3),
+        Engine::Nspawn => (super::NSPAWN, 0),
+    }
+}
+
+/// Compares versions such as `20.10.24+dfsg1`; one of another form counts as new.
+fn is_older(version: &str, than: (u32, u32)) -> bool {
+    let mut numbers = version.split('.').map_while(|part| part.parse().ok());
+    let major = numbers.next();
+    major.is_some_and(|major| (major, numbers.next().unwrap_or(0)) < than)
+}
+
 /// Returns the checks for services. Only the service of the engine for new envs is required.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts
@@ -61,12 +77,16 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
                 };
                 missing(problem.clone(), command).essential_if(found.engine == facts.engine)
             }
-            (version, None) => ok(format!(
-                "{} {} answers: `up --engine {}`",
-                found.engine,
-                version.as_deref().unwrap_or_default(),
-                found.engine
-            )),
+            (version, None) => {
+                let (engine, version) = (found.engine, version.as_deref().unwrap_or_default());
+                let (major, minor) = oldest(engine);
+                match is_older(version, (major, minor)) {
+                    true => note(format!(
+                        "{engine} {version} is older than {major}.{minor}, the oldest supported version"
+                    )),
+                    false => ok(format!("{engine} {version} answers: `up --engine {engine}`")),
+                }
+            }
         })
         .collect()
 }
@@ -101,6 +121,21 @@ mod tests {
         assert_has!(checks[1].command.as_ref().unwrap(), "podman");
         assert_eq!(checks[2].state, CheckState::Ok);
         assert!(checks[2].message.contains("docker 28.1"));
+        for (version, state) in [
+            ("3.4.4", CheckState::Note),
+            ("4.3.1", CheckState::Ok),
+            ("10.0.0-dev", CheckState::Ok),
+            ("master", CheckState::Ok),
+        ] {
+            let mut facts = debian();
+            facts.services = vec![ServiceFacts {
+                engine: Engine::Podman,
+                installed: true,
+                version: Some(version.to_owned()),
+                problem: None,
+            }];
+            assert_eq!(super::checks(&facts)[0].state, state, "{version}");
+        }
         facts.services[0].installed = false;
         let check = super::checks(&facts).remove(0);
         assert_eq!(
