@@ -10,7 +10,7 @@ DESTDIR ?=
 CARGO_TARGET_DIR ?= target
 ROCKENV := $(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/release/rockenv
 
-need-root = [ "$$(id -u)" = 0 ] || { echo 'make $@ needs root: sudo -E env "PATH=$$PATH" make $@' >&2; exit 1; }
+need-root = [ "$$(id -u)" = 0 ] || { echo 'make $@ needs root: sudo -E env "HOME=$$HOME" "PATH=$$PATH" make $@' >&2; exit 1; }
 
 .PHONY: help
 help: ## list the targets
