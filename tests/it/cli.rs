@@ -149,18 +149,25 @@ fn a_bad_hook_hides_no_other() {
 #[test]
 fn a_name_that_no_profile_can_have_is_no_invalid_profile() {
     let place = Place::new();
-    place
-        .run(&["profile", "new", "Bad"])
-        .fails(2, "bad profile name `Bad`");
-    for command in [
-        &["profile", "check", "Bad"][..],
-        &["profile", "show", "Bad"],
-        &["plan", "Bad"],
-    ] {
-        let ran = place.run(command);
-        assert_eq!(ran.code, 7, "{command:?}: {}", ran.err);
-        assert!(ran.err.contains("error: no profile"), "{}", ran.err);
-    }
+    let said = place.shows("profile new Bad\nprofile check Bad\nprofile show Bad\nplan Bad");
+    insta::assert_snapshot!(said, @"
+    $ rockenv profile new Bad
+    error: bad profile name `Bad`
+    help: up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit
+    exit code 2
+    $ rockenv profile check Bad
+    error: no profile `Bad`
+    help: `rockenv profile ls` shows them all
+    exit code 7
+    $ rockenv profile show Bad
+    error: no profile or target `Bad`
+    help: `rockenv profile ls` and `rockenv target ls` show them all
+    exit code 7
+    $ rockenv plan Bad
+    error: no profile or target `Bad`
+    help: `rockenv profile ls` and `rockenv target ls` show them all
+    exit code 7
+    ");
 }
 
 #[test]
@@ -220,13 +227,18 @@ fn a_mistake_is_shown_once() {
     let place = Place::new();
     let text = "schema = 1\nimage = \"debian-forky\"\n[[step]]\nname = \"c\"\ncopy = [{ from = \"../x\", to = \"/opt/x\" }]\n";
     fs::write(place.path().join("p.toml"), text).unwrap();
-    let ran = place.run(&["profile", "check", "p.toml"]);
-    assert_eq!(ran.code, 3, "{}", ran.err);
-    assert!(
-        ran.err.contains("leaves the profile's directory") && !ran.err.contains("cannot copy"),
-        "{}",
-        ran.err
-    );
+    insta::assert_snapshot!(place.shows("profile check p.toml"), @r#"
+    error: profile `p` is invalid
+      × `../x` leaves the profile's directory
+       ╭─[HOME/p.toml:5:18]
+     4 │ name = "c"
+     5 │ copy = [{ from = "../x", to = "/opt/x" }]
+       ·                  ───┬──
+       ·                     ╰── here
+       ╰────
+      help: relative to the profile's directory, such as `files/build.sh`
+    exit code 3
+    "#);
 }
 
 #[test]
@@ -257,11 +269,17 @@ fn a_new_profile_is_valid_and_nothing_is_overwritten() {
     assert_eq!(fs::read_to_string(&path).unwrap(), written);
     place.look(&["profile", "check", "mine"]);
     fs::write(&path, "precious").unwrap();
-    place
-        .run(&["profile", "new", "mine"])
-        .fails(2, "profiles/mine.toml` already exists");
+    insta::assert_snapshot!(place.shows("profile new mine\nprofile new ../x"), @"
+    $ rockenv profile new mine
+    error: `profiles/mine.toml` already exists
+    help: rockenv profile check profiles/mine.toml
+    exit code 2
+    $ rockenv profile new ../x
+    error: bad profile name `../x`
+    help: up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit
+    exit code 2
+    ");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-    place.run(&["profile", "new", "../x"]).fails(2, "../x");
 }
 
 #[test]
@@ -377,12 +395,16 @@ fn setup_says_what_it_would_do() {
     let json = place.look(&["setup", "--dry-run", "--json"]).json();
     assert_eq!(json["schema"], "rockenv/setup/1");
     assert!(json["missing"].is_array());
-    place
-        .run(&["setup", "--store-image", "lots"])
-        .fails(2, "bad size");
-    place
-        .run(&["setup", "--store-image", "10M"])
-        .fails(2, "too small");
+    insta::assert_snapshot!(place.shows("setup --store-image lots\nsetup --store-image 10M"), @"
+    $ rockenv setup --store-image lots
+    error: bad size `lots`
+    help: rockenv setup --store-image 300G
+    exit code 2
+    $ rockenv setup --store-image 10M
+    error: 10.0 MiB is too small for a store
+    help: rockenv setup --store-image 300G
+    exit code 2
+    ");
 }
 
 #[test]

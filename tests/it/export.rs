@@ -254,36 +254,43 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     }
     fs::write(to.join("more/b"), "changed").unwrap();
     fs::remove_file(to.join("out/dist/a-1.0.whl")).unwrap();
-    store
-        .rockenv(&["export", "--check", "to"])
-        .exits(8)
-        .prints("more/b has different content\nout/dist/a-1.0.whl is missing");
-    // A changed file counts as the user's: `export` keeps it, and writes nothing else.
-    insta::assert_snapshot!(store.shows("export ENV to"), @"
-    error: `to/more/b` exists with other content; refusing to overwrite it
-    help: rockenv export ENV NEW-DIRECTORY
-    exit code 2
-    ");
-    assert_eq!(fs::read_to_string(to.join("more/b")).unwrap(), "changed");
-    assert!(!to.join("out/dist/a-1.0.whl").exists());
-    store
-        .rockenv(&["export", "--check", "profiles"])
-        .exits(7)
-        .says(&["there is no manifest"]);
     let pipe = store.work().join("pipe");
     fs::create_dir(&pipe).unwrap();
     nix::unistd::mkfifo(&pipe.join(&name), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    store
-        .rockenv(&["export", "--check", "pipe"])
-        .exits(3)
-        .says(&["is not a file of at most 64 MiB"]);
     let outside = String::from_utf8(text).unwrap().replace("more/b", "../b");
     fs::create_dir(store.work().join("bad")).unwrap();
     fs::write(store.work().join("bad").join(&name), outside).unwrap();
-    insta::assert_snapshot!(store.shows("export --check bad"), @"
+    // A changed file counts as the user's: `export` keeps it, and writes nothing else.
+    let said = store.shows(
+        "export --check to
+        export ENV to
+        export --check profiles
+        export --check pipe
+        export --check bad",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv export --check to
+    more/b has different content
+    out/dist/a-1.0.whl is missing
+    to/ENV.provenance.json: 0 of 2 files match
+    exit code 8
+    $ rockenv export ENV to
+    error: `to/more/b` exists with other content; refusing to overwrite it
+    help: rockenv export ENV NEW-DIRECTORY
+    exit code 2
+    $ rockenv export --check profiles
+    error: there is no manifest (`ENV.provenance.json`) in `profiles`
+    help: rockenv export ENV profiles
+    exit code 7
+    $ rockenv export --check pipe
+    error: `pipe/ENV.provenance.json` is not a file of at most 64 MiB
+    exit code 3
+    $ rockenv export --check bad
     error: the manifest names `../b`, which is outside its directory
     exit code 3
     ");
+    assert_eq!(fs::read_to_string(to.join("more/b")).unwrap(), "changed");
+    assert!(!to.join("out/dist/a-1.0.whl").exists());
 }
 
 #[test]
@@ -319,11 +326,11 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
         .exits(2)
         .says(&["to/out` exists with other content"]);
     fs::remove_file(to.join("out")).unwrap();
-    store.rockenv(&["export", env, "to"]).ok().says(&[
-        "was not built from a lock file",
-        "left it: `out/a`; `out/pipe`",
-        "exported 1 link;",
-    ]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    warning: left out, because no step of env `ENV` as it is now left it: `out/a`; `out/pipe`
+    warning: env `ENV` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV`, then `rockenv up ENV --locked`
+    exported 1 link; to/ENV.provenance.json describes them
+    ");
     valid(&fs::read(to.join(format!("{env}.provenance.json"))).unwrap());
 }
 
@@ -357,8 +364,11 @@ fn a_result_is_no_link_to_a_file_that_is_left_out() {
     for path in [&to, &to.join("a"), &to.join("a/backup")] {
         std::os::unix::fs::chown(path, Some(1234), Some(1234)).unwrap();
     }
-    let exported = store.rockenv(&["export", store.env(), "to"]).ok();
-    exported.says(&["left it: `a/backup`", "exported 2 files"]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    warning: left out, because no step of env `ENV` as it is now left it: `a/backup`
+    warning: env `ENV` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV --param 'word=two'`, then `rockenv up ENV --param 'word=two' --gpu none --locked`
+    exported 2 files; to/ENV.provenance.json describes them
+    ");
     let read = |name: &str| fs::read_to_string(to.join(name)).unwrap();
     assert_eq!([read("a/backup"), read("a/z")], ["other\n", "two\n"]);
     let file = |name: &str| fs::metadata(to.join(name)).unwrap();
@@ -371,13 +381,17 @@ fn a_users_file_is_left_out_of_one_volume_as_of_all() {
     let store = TestStore::new();
     let [outputs, to] = two_outputs(&store, "");
     fs::write(outputs.join("b/mine"), "mine\n").unwrap();
-    for volume in [&[][..], &["--volume", "b"]] {
-        let words = [&["export", store.env(), "to"], volume].concat();
-        let ran = store
-            .rockenv(&words)
-            .exits(if volume.is_empty() { 0 } else { 7 });
-        ran.says(&["left it: `b/mine`"]);
-    }
+    insta::assert_snapshot!(store.shows("export ENV to\nexport ENV to --volume b"), @"
+    $ rockenv export ENV to
+    warning: left out, because no step of env `ENV` as it is now left it: `b/mine`
+    warning: env `ENV` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV --param 'word=two'`, then `rockenv up ENV --param 'word=two' --gpu none --locked`
+    exported 2 files; to/ENV.provenance.json describes them
+    $ rockenv export ENV to --volume b
+    warning: left out, because no step of env `ENV` as it is now left it: `b/mine`
+    error: env `ENV` has no files in its output volumes
+    help: a step with `export`, or one that writes to a volume of kind `output`, puts it there
+    exit code 7
+    ");
     assert!(!to.join("b").exists());
 }
 
@@ -386,17 +400,14 @@ fn nothing_is_written_beside_a_manifest_of_another_build() {
     let store = TestStore::new();
     let [_, to] = two_outputs(&store, "");
     let env = store.env();
-    let exported = store.rockenv(&["export", env, "to"]).ok();
-    let words = format!("{env} --param 'word=two'");
-    exported.says(&[&format!(
-        "`rockenv lock {words}`, then `rockenv up {words} --gpu none --locked`"
-    )]);
+    store.rockenv(&["export", env, "to"]).ok();
     store.rockenv(&["lock", env, "--param", "word=two"]).ok();
     two_outputs(&store, "; echo > /a/new");
-    store
-        .rockenv(&["export", env, "to"])
-        .exits(2)
-        .says(&[&format!("{env}.provenance.json` exists with other content")]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    error: `to/ENV.provenance.json` exists with other content; refusing to overwrite it
+    help: rockenv export ENV NEW-DIRECTORY
+    exit code 2
+    ");
     assert!(!to.join("a/new").exists());
 }
 
@@ -411,11 +422,10 @@ fn the_commands_for_an_env_are_those_of_its_last_up() {
     store.rockenv(&["lock", env]).ok();
     store.rockenv(&["up", env, "--locked"]).ok();
     store.up().says(&["nothing to do"]);
-    let commands = format!("`rockenv lock {env}`, then `rockenv up {env} --locked`");
-    store
-        .rockenv(&["export", env, "to"])
-        .ok()
-        .says(&[&commands]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    warning: env `ENV` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV`, then `rockenv up ENV --locked`
+    exported 1 file; to/ENV.provenance.json describes them
+    ");
 }
 
 #[test]

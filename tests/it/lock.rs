@@ -203,65 +203,38 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     let name = "locked";
     let store = user(TestStore::new(), name, &daemon);
     store.rockenv(&["lock", name]).ok();
-    let refused = |words: &[&str]| {
-        for command in [&["up", name, "--locked"][..], &["plan", name, "--locked"]] {
-            let all = [words, &["profiles/locked.lock"]].concat();
-            store.rockenv(command).exits(8).says(&all);
-        }
+    let refused = || {
+        let [up, plan] = ["up", "plan"].map(|verb| store.shows(&format!("{verb} locked --locked")));
+        assert_eq!(up, plan);
         assert!(!store.home().join("envs").join(name).exists());
+        up
     };
     let profile = steps(&daemon);
-    let anew = "help: rockenv lock locked\n";
-    for (from, to, words) in [
-        (
-            "echo before",
-            "echo other",
-            "step `before` differs from the lock file: its script has changed",
-        ),
-        ("word = \"done\"", "word = \"ready\"", "step `read` differs"),
-        (
-            "rev = \"main\"",
-            "rev = \"other\"",
-            "source `src` is `main` of",
-        ),
-        (
-            "hooks = [\"louder\"]",
-            "",
-            "hook `louder` is in the lock file, but not in use",
-        ),
-        (
-            "name = \"after\"",
-            "name = \"later\"",
-            "step `later` is not in the lock file",
-        ),
+    let mut said = String::new();
+    for (from, to) in [
+        ("echo before", "echo other"),
+        ("word = \"done\"", "word = \"ready\""),
+        ("rev = \"main\"", "rev = \"other\""),
+        ("hooks = [\"louder\"]", ""),
+        ("name = \"after\"", "name = \"later\""),
     ] {
         assert!(profile.contains(from));
         store.profile_named(name, &profile.replace(from, to));
-        refused(&[words, anew]);
+        said += &refused();
     }
     store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
-    refused(&[
-        "the target is not set in the lock file, but is `gfx1103` here",
-        "help: rockenv lock locked --update all",
-    ]);
+    said += &refused();
     store.profile_named(name, &profile);
-    insta::assert_snapshot!(store.shown(&store.rockenv(&["up", name, "--locked", "--param", "word=x"])), @"
-    error: `WORK/profiles/locked.lock` does not match: parameter `word` is not set in the lock file, but is `x` here
-    help: rockenv lock locked --param 'word=x'
-    exit code 8
-    ");
+    said += &store.shows("up locked --locked --param word=x");
     let hook = store.work().join("hooks/louder/hook.toml");
     let text = fs::read_to_string(&hook).unwrap();
     fs::write(&hook, text.replace("ONE", "TWO")).unwrap();
-    refused(&["hook `louder` differs from the lock file", anew]);
+    said += &refused();
     fs::write(&hook, text).unwrap();
     let recipe = store.work().join("images/base.toml");
     let text = fs::read_to_string(&recipe).unwrap();
     fs::write(&recipe, text.replace("rootfs", "other")).unwrap();
-    refused(&[
-        "the recipe of image `base` has changed, or its `path` is in another directory",
-        anew,
-    ]);
+    said += &refused();
     fs::write(&recipe, text).unwrap();
 
     // The checkout may hold the user's work: `up --locked` refuses it and never repairs it.
@@ -272,12 +245,44 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         .unwrap();
     let head = git(&checkout, &["rev-parse", "HEAD"]);
     fs::write(checkout.join("a"), "mine\n").unwrap();
-    refused(&["source `src` in `", "has changes", "help: git -C"]);
+    said += &refused();
+    said += &store.shows("lock locked --file other.lock");
+    insta::assert_snapshot!(said, @"
+    error: `WORK/profiles/locked.lock` does not match: step `before` differs from the lock file: its script has changed
+    help: rockenv lock locked
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: step `read` differs from the lock file: its script has changed
+    help: rockenv lock locked
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: source `src` is `main` of `git://127.0.0.1:PORT/outer` in the lock file, but `other` of `git://127.0.0.1:PORT/outer` in the profile
+    help: rockenv lock locked
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: hook `louder` is in the lock file, but not in use
+    help: rockenv lock locked
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: step `later` is not in the lock file
+    help: rockenv lock locked
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: the target is not set in the lock file, but is `gfx1103` here
+    help: rockenv lock locked --update all
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: parameter `word` is not set in the lock file, but is `x` here
+    help: rockenv lock locked --param 'word=x'
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: hook `louder` differs from the lock file
+    help: rockenv lock locked
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: the recipe of image `base` has changed, or its `path` is in another directory
+    help: rockenv lock locked
+    exit code 8
+    error: `WORK/profiles/locked.lock` does not match: source `src` in `STORE/sources/src-ID` is at the locked commit, but has changes
+    help: git -C STORE/sources/src-ID status
+    exit code 8
+    error: source `src` in `STORE/sources/src-ID` has uncommitted changes, which a lock file cannot record
+    help: git -C STORE/sources/src-ID status
+    exit code 8
+    ");
     assert_eq!(fs::read_to_string(checkout.join("a")).unwrap(), "mine\n");
-    store
-        .rockenv(&["lock", name, "--file", "other.lock"])
-        .exits(8)
-        .says(&["has uncommitted changes"]);
     git(&checkout, &["checkout", "--quiet", "a"]);
     store.rockenv(&["plan", name, "--locked"]).ok();
     // `lock` overwrites neither the lock file of another build nor a file that is no lock file.

@@ -91,10 +91,11 @@ fn two_envs_do_not_write_to_one_output_directory() {
         "gfx1103",
     ];
     profile("same");
-    store
-        .rockenv(&up)
-        .exits(2)
-        .says(&["have the same output directory", "use `${target}`"]);
+    insta::assert_snapshot!(store.shows("matrix up --profile ENV gfx1100 gfx1103"), @"
+    error: envs `ENV-gfx1100` and `ENV-gfx1103` have the same output directory `WORK/runs/same`
+    help: use `${target}` in the `path` of the volume, or no `path`
+    exit code 2
+    ");
     assert!(!store.runs().join("same").exists());
     profile("${target}");
     let done = store.rockenv(&[&up[..], &["--ephemeral"]].concat()).ok();

@@ -279,12 +279,16 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
     finish(words.join(" "), command)
         .exits(4)
         .says(&["cannot reach 127.0.0.1 by ssh"]);
-    for path in ["/etc/passwd", "../x"] {
-        other
-            .on(&["--fetch", path, "ls"])
-            .exits(2)
-            .says(&["is not below the working directory"]);
-    }
+    insta::assert_snapshot!(other.shows("--fetch /etc/passwd ls\n--fetch ../x ls"), @"
+    $ rockenv --fetch /etc/passwd ls
+    error: `/etc/passwd` is not below the working directory
+    help: name it relative to the working directory, without `..`
+    exit code 2
+    $ rockenv --fetch ../x ls
+    error: `../x` is not below the working directory
+    help: name it relative to the working directory, without `..`
+    exit code 2
+    ");
 }
 
 /// GitHub's runner obeys commands in the output, even if the step ran on another machine.
@@ -486,10 +490,12 @@ fn with_sudo_an_ordinary_user_is_root_there() {
         let ran = sudo(&["exec", env, "--", "sh", "-c", &script]).exits(passed_on);
         assert!(!ran.err.contains("sudo"), "{}", ran.err);
     }
-    other
-        .on(&["--fetch", "nothing"])
-        .exits(7)
-        .says(&["cannot fetch `nothing`", "there is no such file"]);
+    insta::assert_snapshot!(other.shows("--fetch nothing"), @"
+    error: cannot fetch `nothing` from rockenv-on@127.0.0.1
+      caused by: there is no such file
+    help: --fetch takes a path below ~/.cache/rockenv/on/ID/latest there, which corresponds to the working directory
+    exit code 7
+    ");
     // A command under sudo ends with its connection and on Ctrl-C, although the user cannot signal root's processes.
     let sleeper = other.here.sleeper();
     other

@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Mount, bind, need_root};
-use crate::support::run::copy_program;
+use crate::support::run::{copy_program, finish};
 use crate::support::terminal::Terminal;
 
 /// A user without subordinate ids.
@@ -266,18 +266,11 @@ fn a_user_with_a_store_of_their_own_is_told_of_roots_too() {
     }
 }
 
-/// Runs rockenv as sudo would.
-fn through_sudo(store: &TestStore, arguments: &[&str]) -> Said {
-    let output = store
-        .command(arguments)
-        .env("SUDO_COMMAND", "/usr/bin/rockenv")
-        .output()
-        .unwrap();
-    Said {
-        code: output.status.code().unwrap(),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
+/// Runs rockenv as sudo would, and returns what it prints.
+fn through_sudo(store: &TestStore, arguments: &[&str]) -> String {
+    let mut command = store.command(arguments);
+    command.env("SUDO_COMMAND", "/usr/bin/rockenv");
+    store.shown(&finish(arguments.join(" "), command))
 }
 
 const WHEELS: &str = "runtime-env = { A = 'b' }\n[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/out'\n\
@@ -289,33 +282,23 @@ fn results_and_the_next_command_are_shown_with_sudo() {
     store.profile(WHEELS);
     let env = store.env();
     let done = through_sudo(&store, &["up", env]);
-    assert_eq!(done.code, 0, "{}", done.err);
-    let out: PathBuf = store.home().join("outputs").join(env).join("out");
     // sudo does not pass `ROCKENV_HOME` on.
-    let (out, home) = (out.display(), store.home().display());
-    assert!(
-        done.err.contains(&format!(
-            "{env}: done; to enter it: sudo rockenv --home {home} shell {env}\n"
-        )),
-        "{}",
-        done.err
-    );
-    let results = format!(
-        "results: {out} (1.0 MiB)\nnext: pip install {out}/*.whl\nnext: eval \"$(sudo rockenv --home {home} env {env})\"\n"
-    );
-    assert!(done.err.ends_with(&results), "{}", done.err);
+    insta::assert_snapshot!(&done[done.find("ENV: done").unwrap()..], @r#"
+    ENV: done; to enter it: sudo rockenv --home STORE shell ENV
+    results: STORE/outputs/ENV/out (1.0 MiB)
+    next: pip install STORE/outputs/ENV/out/*.whl
+    next: eval "$(sudo rockenv --home STORE env ENV)"
+    "#);
+    let results = &done[done.find("results: ").unwrap()..];
     let status = through_sudo(&store, &["status", env]);
-    assert!(status.err.ends_with(&results), "{}", status.err);
+    assert!(status.ends_with(results), "{status}");
     let json = store.rockenv(&["status", "--json", env]).ok().json();
     assert_eq!(json["handed_over"]["outputs"][0]["volume"], "out");
-    let wrong = through_sudo(&store, &["status", "other"]);
-    assert!(
-        wrong
-            .err
-            .ends_with(&format!("help: sudo rockenv --home {home} ls\n")),
-        "{}",
-        wrong.err
-    );
+    insta::assert_snapshot!(through_sudo(&store, &["status", "other"]), @"
+    error: no env `other`
+    help: sudo rockenv --home STORE ls
+    exit code 7
+    ");
 }
 
 /// Output for a shell is not escaped for display.
@@ -341,16 +324,17 @@ fn hints_name_the_store_that_an_option_names() {
         .rockenv(&["--home", home, "up", env])
         .exits(5)
         .says(&[&resume]);
-    let help = format!("help: rockenv --home {home} ls\n");
-    store
-        .rockenv(&["status", "other", "--home", home])
-        .exits(7)
-        .says(&[&help]);
     // A variable also applies to the suggested command, which needs no `--home` then.
-    store
-        .rockenv(&["status", "other"])
-        .exits(7)
-        .says(&["help: rockenv ls\n"]);
+    insta::assert_snapshot!(store.shows("status other --home STORE\nstatus other"), @"
+    $ rockenv status other --home STORE
+    error: no env `other`
+    help: rockenv --home STORE ls
+    exit code 7
+    $ rockenv status other
+    error: no env `other`
+    help: rockenv ls
+    exit code 7
+    ");
 }
 
 #[test]
@@ -406,22 +390,34 @@ fn what_there_is_not_is_said() {
     );
     let name = store.env();
     store.rockenv(&["up", name, "--gpu", "none"]).ok();
-    let nothing = format!("step `quiet` of env `{name}` printed nothing");
-    store.rockenv(&["logs", name]).ok().says(&[&nothing]);
-    store
-        .rockenv(&["verify", name, "test"])
-        .exits(7)
-        .says(&["step `test` of env", "has no snapshot: it was skipped"]);
-    for (words, help) in [
-        (["--param", "x=1"], "leave out --param"),
-        (["--variant", "x"], "leave out --variant"),
-        (["--jobs", "0"], "must be at least 1"),
-    ] {
-        store
-            .rockenv(&[&["plan", name], &words[..]].concat())
-            .exits(2)
-            .says(&[help]);
-    }
+    let said = store.shows(
+        "logs ENV
+        verify ENV test
+        plan ENV --param x=1
+        plan ENV --variant x
+        plan ENV --jobs 0",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv logs ENV
+    step `quiet` of env `ENV` printed nothing
+    $ rockenv verify ENV test
+    error: step `test` of env `ENV` has no snapshot: it was skipped
+    help: steps with a snapshot: quiet
+    exit code 7
+    $ rockenv plan ENV --param x=1
+    error: profile `ENV` has no parameter `x`
+    help: it has none: leave out --param
+    exit code 2
+    $ rockenv plan ENV --variant x
+    error: profile `ENV` has no variant `x`
+    help: leave out --variant
+    exit code 2
+    $ rockenv plan ENV --jobs 0
+    error: invalid value '0' for '--jobs <JOBS>': must be at least 1
+
+    For more information, try '--help'.
+    exit code 2
+    ");
     for verb in ["up", "logs"] {
         store.rockenv(&[verb, name, "--json"]).exits(2);
     }

@@ -436,10 +436,11 @@ fn without_a_registry_up_builds() {
     ]);
     let push = two.with(&two.one, &["push", name], nobody);
     push.exits(4).says(&["cannot reach registry"]);
-    two.one
-        .rockenv(&["push", name])
-        .exits(2)
-        .says(&["no registry is configured", "ROCKENV_REGISTRY"]);
+    insta::assert_snapshot!(two.one.shows("push ENV"), @r#"
+    error: no registry is configured
+    help: registry = "registry.example.org/rockenv" in config.toml, or ROCKENV_REGISTRY
+    exit code 2
+    "#);
     // `--offline` overrides `push` in the configuration.
     two.one.configure("push = true");
     let again = ["up", name, "--rerun", "one", "--offline"];
@@ -448,13 +449,27 @@ fn without_a_registry_up_builds() {
     two.with(&two.one, &again[..4], nobody)
         .ok()
         .says(&["warning: cannot push to", "cannot reach registry"]);
-    two.run(&two.one, &["push", "absent"]).exits(7);
-    two.run(&two.one, &["pull", "absent"])
-        .exits(7)
-        .says(&["no env `absent`", "rockenv up PROFILE --pull"]);
-    two.run(&two.one, &["pull", &format!("{}:none", two.repository())])
-        .exits(7)
-        .says(&["there is no snapshot"]);
+    insta::assert_snapshot!(two.shows("
+        one: push absent
+        one: pull absent
+        one: pull REPOSITORY:none
+    "), @"
+    one$ rockenv push absent
+    error: no env `absent`
+    help: rockenv ls
+    exit code 7
+
+    one$ rockenv pull absent
+    error: no env `absent`
+    help: rockenv up PROFILE --pull, or rockenv pull REPOSITORY:TAG
+    exit code 7
+
+    one$ rockenv pull REPOSITORY:none
+    pull from REPOSITORY … SIZE
+    error: there is no snapshot `none` at `REPOSITORY`
+    help: rockenv push ENV REPOSITORY:none, on the machine that built it
+    exit code 7
+    ");
 }
 
 #[test]
@@ -465,8 +480,14 @@ fn who_may_not_is_told_how_to_log_in() {
     let closed = Registry::start(true);
     let repository = format!("{}/team/rocm", closed.host);
     let push = two.with(&two.one, &["push", name], &repository);
-    push.exits(4)
-        .says(&["authentication required to push to", "podman login"]);
+    insta::assert_snapshot!(two.one.shown(&push), @"
+    push to 127.0.0.1:PORT/team/rocm … 0 B
+    error: cannot push to `127.0.0.1:PORT/team/rocm`
+      caused by: cannot push image `base`
+      caused by: authentication required to push to `127.0.0.1:PORT/team/rocm` at registry `127.0.0.1:PORT`
+    help: podman login 127.0.0.1:PORT, or docker login 127.0.0.1:PORT
+    exit code 4
+    ");
     let up = two
         .with(&two.other, &["up", name, "--pull"], &repository)
         .ok();
@@ -556,17 +577,7 @@ fn a_pull_that_was_killed_leaves_nothing_and_the_next_one_converges() {
 }
 
 fn other_key(store: &TestStore, name: &str) -> String {
-    let store = Store::open_existing(store.home()).unwrap().unwrap();
-    store
-        .record(&name.parse().unwrap())
-        .unwrap()
-        .unwrap()
-        .steps
-        .pop()
-        .unwrap()
-        .key
-        .unwrap()
-        .to_string()
+    store.keys(name).pop().unwrap().1
 }
 
 #[test]
@@ -574,10 +585,10 @@ fn a_volume_that_was_not_frozen_is_not_pushed() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.profile(STEPS);
     two.one.rockenv(&["up", name]).ok();
-    let push = two.run(&two.one, &["push", name]);
-    push.exits(2).says(&[
-        "no snapshot of env",
-        "build volume `build` is not part of it",
-        "--store-image",
-    ]);
+    insta::assert_snapshot!(two.shows("one: push ENV"), @"
+    one$ rockenv push ENV
+    error: no snapshot of env `ENV` can be shared: its build volume `build` is not part of it, because this is an overlay store
+    help: rockenv setup --store-image SIZE makes a store that freezes them
+    exit code 2
+    ");
 }

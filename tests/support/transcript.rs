@@ -12,7 +12,7 @@ pub(crate) type Masks<'a> = [(&'a str, &'a str)];
 
 impl TestStore {
     /// Runs commands, one per line, and returns their output. `ENV` stands for the test's env, `WORK` and `STORE` for
-    /// its directories.
+    /// its directories, `CHECKOUT` for rockenv's source.
     pub(crate) fn shows(&self, commands: &str) -> String {
         self.masks(|masks| transcript(commands, masks, |words| self.rockenv(words)))
     }
@@ -24,7 +24,13 @@ impl TestStore {
 
     fn masks<T>(&self, with: impl FnOnce(&Masks<'_>) -> T) -> T {
         let [home, work] = [self.home(), self.work()].map(|path| path.display().to_string());
-        with(&[(&home, "STORE"), (&work, "WORK"), (self.env(), "ENV")])
+        with(&[
+            (&home, "STORE"),
+            (&work, "WORK"),
+            // The stores may be below it.
+            (env!("CARGO_MANIFEST_DIR"), "CHECKOUT"),
+            (self.env(), "ENV"),
+        ])
     }
 }
 

@@ -231,25 +231,28 @@ fn what_does_not_fit_is_said_before_it_is_written() {
     let large =
         "[resources]\nmemory = '64G'\ndisk = '230G'\n[[step]]\nname = 'own'\nrun = 'true'\n";
     store.profile(large);
-    let asked = ["matrix", "github", "--profile", store.env(), "gfx1201"];
-    let env = format!("{}-gfx1201", store.env());
-    let short = [
-        format!("{env}: needs 64.0 GiB of memory, `ubuntu-latest` has 14.9 GiB"),
-        "230.0 GiB of disk, `ubuntu-latest` has 13.0 GiB".to_owned(),
-    ];
-    let short = short.each_ref().map(String::as_str);
-    let refused = store.rockenv(&asked).exits(9).prints("");
-    refused.says(&short).says(&["help: ", "--runners"]);
+    let asked = "matrix github --profile ENV gfx1201";
+    let mut refused = store.shows(asked);
     // Runners that the user names cause only a warning: other machines may have the same label.
     let runners = store.work().join("runners.toml");
     fs::write(&runners, "build = ['ubuntu-latest', 'large']\n").unwrap();
-    let named = [&asked[..], &["--runners", runners.to_str().unwrap()]].concat();
-    store.rockenv(&named).ok().says(&["warning: "]).says(&short);
+    let mut named = vec!["matrix", "github", "--runners", "runners.toml"];
+    named.extend(["--profile", store.env(), "gfx1201"]);
+    refused += &store.rockenv(&named).ok().err.replace(store.env(), "ENV");
     fs::remove_file(&runners).unwrap();
     nix::unistd::mkfifo(&runners, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let refused = store.rockenv(&named).exits(2).prints("");
-    refused.says(&["it is not a regular file", "--runners takes"]);
+    refused += &store.shows(&format!("{asked} --runners runners.toml"));
     fs::remove_file(&runners).unwrap();
+    insta::assert_snapshot!(refused, @r#"
+    error: ENV-gfx1201: needs 64.0 GiB of memory, `ubuntu-latest` has 14.9 GiB; 230.0 GiB of disk, `ubuntu-latest` has 13.0 GiB
+    help: list larger machines in a file and pass it with `--runners FILE`: `build = ["self-hosted"]`
+    exit code 9
+    warning: ENV-gfx1201: needs 64.0 GiB of memory, `ubuntu-latest` has 14.9 GiB; 230.0 GiB of disk, `ubuntu-latest` has 13.0 GiB
+    error: cannot read `runners.toml`
+      caused by: it is not a regular file
+    help: --runners takes a file that names the build machines: `build = ["self-hosted"]`
+    exit code 2
+    "#);
     fs::write(&runners, "build = ['self-hosted']\n").unwrap();
     let fits = store.rockenv(&named).ok();
     assert!(!fits.err.contains("needs"), "{}", fits.err);

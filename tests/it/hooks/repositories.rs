@@ -109,11 +109,11 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
     check(&["--hook", "fix", "nonsense"])
         .exits(7)
         .says(&["no revision `nonsense`"]);
-    let plain = ["hook", "check", "HEAD", "--source", "hooks"];
-    store.rockenv(&plain).exits(7).says(&[
-        "hooks` is not a git repository",
-        "rockenv hook check --source ",
-    ]);
+    insta::assert_snapshot!(store.shows("hook check HEAD --source hooks"), @"
+    error: `WORK/hooks` is not a git repository
+    help: without REVISIONS its files are checked: rockenv hook check --source WORK/hooks
+    exit code 7
+    ");
     store.rockenv(&["hook", "check"]).ok();
     let text = store.rockenv(&["hook", "ls"]).ok().text();
     assert!(

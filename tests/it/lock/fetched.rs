@@ -41,10 +41,11 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
         .says(&["nothing changed"]);
     store.rockenv(&up).ok();
     fs::write(&file, "other\n").unwrap();
-    store.rockenv(&up).exits(8).says(&[
-        "file `z/a.tar` in cache `tarballs` differs from the locked content",
-        &format!("rockenv lock {env} --update all"),
-    ]);
+    insta::assert_snapshot!(store.shows("up ENV --locked --rerun fetch"), @"
+    error: `WORK/profiles/ENV.lock` does not match: file `z/a.tar` in cache `tarballs` differs from the locked content
+    help: remove the file, or lock it with: rockenv lock ENV --update all
+    exit code 8
+    ");
     assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
     store.rockenv(&["lock", env, "--update", "all"]).ok();
     store.rockenv(&up).ok();

@@ -16,14 +16,13 @@ fn a_step_is_compared_by_key_whatever_its_name() {
     store.rockenv(&["rm", "--yes", &b]).ok();
     publish(&store, "2", "two");
     store.rockenv(&["up", &a, "--rerun", "alpha"]).ok();
-    let up = ["up", &b, "--name", &c, "--locked"];
-    store.rockenv(&up).exits(8).says(&[
-        "`tool` of step `beta` is 1 in the lock file, but 2 was installed",
-        &format!("rockenv up {b} --name {c} --locked --rerun beta"),
-    ]);
-    store
-        .rockenv(&[&up[..], &["--rerun", "beta"]].concat())
-        .ok();
+    insta::assert_snapshot!(store.shows("up ENVb --name ENVc --locked"), @"
+    error: `WORK/profiles/ENVb.lock` does not match: `tool` of step `beta` is 1 in the lock file, but 2 was installed
+    help: rockenv up ENVb --name ENVc --locked --rerun beta
+    exit code 8
+    ");
+    let up = ["up", &b, "--name", &c, "--locked", "--rerun", "beta"];
+    store.rockenv(&up).ok();
     store
         .rockenv(&["exec", &c, "--", "sh", "-c", "cat $HOME/used"])
         .ok()
@@ -144,30 +143,30 @@ run = "cat /v/src/a"
     );
     let lock = format!("profiles/{env}.lock");
     store.rockenv(&["lock", env]).ok();
-    let up = ["up", env, "--locked", "--lock-file", &lock];
-    store
-        .rockenv(&[&up[..], &["--variant", "b"]].concat())
-        .exits(8)
-        .says(&[
-            "the variant is `a` in the lock file, but `b` here",
-            &format!("help: rockenv lock {env} --variant b --file NEW.lock"),
-        ]);
+    let up = "up ENV --locked --lock-file profiles/ENV.lock";
+    let mut said = store.shows(&format!("{up} --variant b"));
     store
         .rockenv(&["lock", env, "--variant", "b", "--file", "NEW.lock"])
         .ok();
     fs::write(source.join("a"), "two\n").unwrap();
-    store.rockenv(&up).exits(8).says(&[
-        "has changes",
-        "help: git -C ",
-        "profiles/../source status\n",
-    ]);
+    said += &store.shows(up);
     git(&source, &["commit", "--quiet", "-am", "two"]);
-    store.rockenv(&up).exits(8).says(&[
-        "is at commit",
-        &format!("help: rockenv lock {env} --file {lock}"),
-    ]);
+    said += &store.shows(up);
+    insta::assert_snapshot!(said, @"
+    error: `profiles/ENV.lock` does not match: the variant is `a` in the lock file, but `b` here
+    help: rockenv lock ENV --variant b --file NEW.lock, then: rockenv up ENV --variant b --lock-file NEW.lock --locked
+    exit code 8
+    error: `profiles/ENV.lock` does not match: source `src` in `WORK/profiles/../source` is at the locked commit, but has changes
+    help: git -C WORK/profiles/../source status
+    exit code 8
+    error: `profiles/ENV.lock` does not match: source `src` in `WORK/profiles/../source` is at commit ID, but ID is locked
+    help: rockenv lock ENV --file profiles/ENV.lock
+    exit code 8
+    ");
     store.rockenv(&["lock", env, "--file", &lock]).ok();
-    store.rockenv(&up).ok();
+    store
+        .rockenv(&["up", env, "--locked", "--lock-file", &lock])
+        .ok();
     for path in ["../../envs/evil", "/abs"] {
         let text = fs::read_to_string(store.work().join(&lock)).unwrap();
         let text = format!("[files.c]\n\"{path}\" = \"{}\"\n\n{text}", "0".repeat(64));
@@ -219,7 +218,13 @@ fn other_targets_of_a_profile_are_adopted_with_everything() {
     profile("gfx1103");
     store.rockenv(&["lock", "locked"]).ok();
     profile("gfx1201");
-    insta::assert_snapshot!(store.shows("plan locked --locked\nlock locked"), @"
+    // `--update` does not turn the file into one for another target.
+    let said = store.shows(
+        "plan locked --locked
+        lock locked
+        lock locked --update all --target gfx1100 --file profiles/locked.lock",
+    );
+    insta::assert_snapshot!(said, @"
     $ rockenv plan locked --locked
     error: `WORK/profiles/locked.lock` does not match: the target is `gfx1103` in the lock file, but `gfx1201` here
     help: rockenv lock locked --update all
@@ -228,21 +233,13 @@ fn other_targets_of_a_profile_are_adopted_with_everything() {
     error: `WORK/profiles/locked.lock` is the lock file of another build: the target is `gfx1103` in the lock file, but `gfx1201` here
     help: rockenv lock locked --update all
     exit code 2
+    $ rockenv lock locked --update all --target gfx1100 --file profiles/locked.lock
+    error: `profiles/locked.lock` is the lock file of another build: the target is `gfx1103` in the lock file, but `gfx1100` here
+    help: rockenv lock locked --target gfx1100 --file NEW.lock
+    exit code 2
     ");
-    let update = ["lock", "locked", "--update", "all"];
-    // `--update` does not turn the file into one for another target.
     store
-        .rockenv(
-            &[
-                &update[..],
-                &["--target", "gfx1100", "--file", "profiles/locked.lock"],
-            ]
-            .concat(),
-        )
-        .exits(2)
-        .says(&["help: rockenv lock locked --target gfx1100 --file NEW.lock"]);
-    store
-        .rockenv(&update)
+        .rockenv(&["lock", "locked", "--update", "all"])
         .ok()
         .says(&["wrote", "profiles/locked.lock"]);
     store.rockenv(&["plan", "locked", "--locked"]).ok();

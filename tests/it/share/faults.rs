@@ -51,11 +51,11 @@ fn a_push_that_was_killed_is_finished_by_the_next() {
         ],
     )
     .exits(7);
-    two.run(&two.one, &["push", name]).ok().says(&[
-        "2 snapshots at",
-        "2 layers sent",
-        "1 already there",
-    ]);
+    insta::assert_snapshot!(two.shows("one: push ENV"), @"
+    one$ rockenv push ENV
+    push to REPOSITORY … SIZE
+    ENV: 2 snapshots at REPOSITORY; 2 layers sent (SIZE), 1 already there, in TIME
+    ");
     two.run(&two.other, &["up", name, "--pull"])
         .ok()
         .says(&["2 done before"]);

@@ -7,6 +7,7 @@ use super::Two;
 use super::files::text;
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::transcript::measured;
 
 fn profile(line: &str) -> String {
     format!(
@@ -42,14 +43,13 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
 
     // Results.
     let exported = one.work().join("exported");
-    let export = ["export", name, text(&exported)];
-    ran(&export).exits(8).says(&[
-        "`one` was not a clean build: built on files from an earlier build",
-        "--clean",
-        "--allow-incremental",
-    ]);
+    insta::assert_snapshot!(one.shows("export ENV exported"), @"
+    error: env `ENV` is incremental: step `one` was not a clean build: built on files from an earlier build
+    help: rockenv up ENV --clean makes a clean one; to export it anyway: --allow-incremental
+    exit code 8
+    ");
     assert!(!exported.exists());
-    ran(&[&export[..], &["--allow-incremental"]].concat()).ok();
+    ran(&["export", name, text(&exported), "--allow-incremental"]).ok();
     let manifest = fs::read(exported.join(format!("{name}.provenance.json"))).unwrap();
     let manifest: Value = serde_json::from_slice(&manifest).unwrap();
     let steps = &manifest["predicate"]["buildDefinition"]["internalParameters"]["steps"];
@@ -57,23 +57,20 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
     assert_eq!(steps[1]["history"], "incremental");
 
     // Snapshots as files.
-    let clean = one.work().join("clean.oci.tar");
-    ran(&["export", name, "--snapshots", text(&clean)])
-        .ok()
-        .says(&[
-            "`one` and those after it cannot be shared",
-            "wrote the image and base to",
-        ]);
+    let said = one.shows(
+        "export ENV --snapshots clean.oci.tar
+        export ENV --snapshots whole.oci.tar --allow-incremental",
+    );
+    insta::assert_snapshot!(measured(said), @"
+    $ rockenv export ENV --snapshots clean.oci.tar
+    warning: snapshot `one` and those after it cannot be shared: it is incremental: built on files from an earlier build; rockenv up ENV --clean makes a clean one; to share it anyway: --allow-incremental
+    export to clean.oci.tar … SIZE
+    ENV: wrote the image and base to clean.oci.tar (SIZE) in TIME; read them with `rockenv import`
+    $ rockenv export ENV --snapshots whole.oci.tar --allow-incremental
+    export to whole.oci.tar … SIZE
+    ENV: wrote the image and base, one to whole.oci.tar (SIZE) in TIME; read them with `rockenv import`
+    ");
     let whole = one.work().join("whole.oci.tar");
-    ran(&[
-        "export",
-        name,
-        "--snapshots",
-        text(&whole),
-        "--allow-incremental",
-    ])
-    .ok()
-    .says(&["wrote the image and base, one to"]);
     let import = ["import", text(&whole)];
     other
         .rockenv(&import)

@@ -11,6 +11,7 @@ use jiff::fmt::rfc2822::DateTimePrinter;
 use super::proxy::{Fault, Proxy, is_layer};
 use super::{MANIFEST, Two};
 use crate::support::env::TestStore;
+use crate::support::transcript::measured;
 
 const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
 const TWO: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n";
@@ -111,9 +112,11 @@ fn a_registry_without_streams_gets_whole_layers() {
             false => Fault::None,
         }
     });
-    two.with(&two.one, &["push", name], &proxy.repository())
-        .ok()
-        .says(&["2 snapshots at", "3 layers sent"]);
+    let push = two.with(&two.one, &["push", name], &proxy.repository());
+    insta::assert_snapshot!(measured(two.one.shown(&push)), @"
+    push to 127.0.0.1:PORT/team/rocm … SIZE
+    ENV: 2 snapshots at 127.0.0.1:PORT/team/rocm; 3 layers sent (SIZE), 0 already there, in TIME
+    ");
     // `push` tries a stream only once.
     assert_eq!(streams.load(Ordering::Relaxed), 1);
     two.run(&two.other, &["up", name, "--pull"])

@@ -22,31 +22,60 @@ fn nothing_is_written_over_and_the_longest_name_has_room_for_what_is_not_finishe
     fs::create_dir(work.join("mine")).unwrap();
     std::os::unix::fs::symlink("nowhere", work.join("link.tar")).unwrap();
     let export = |place: &str| one.rockenv(&["export", &name, "--snapshots", place]);
-    for place in ["mine.tar", "mine", "link.tar"] {
-        export(place).exits(2).says(&["already exists", "NEW-NAME"]);
-    }
-    assert_eq!(fs::read_to_string(work.join("mine.tar")).unwrap(), "mine");
-    assert_eq!(fs::read_dir(work.join("mine")).unwrap().count(), 0);
-    export("x.tar.gz")
-        .exits(2)
-        .says(&["compressed twice", "--snapshots x.tar"]);
-    export("absent/x.tar")
-        .exits(7)
-        .says(&["does not exist", "mkdir absent"]);
     // A link or another user's file already has the name of the partial file.
     std::os::unix::fs::symlink("mine.tar", work.join(".x.tar.rockenv-partial")).unwrap();
     export("x.tar").exits(1);
-    assert_eq!(fs::read_to_string(work.join("mine.tar")).unwrap(), "mine");
     let own = work.join(".y.tar.rockenv-partial");
     fs::write(&own, "mine").unwrap();
     std::os::unix::fs::chown(&own, Some(1234), Some(1234)).unwrap();
-    export("y.tar").exits(2).says(&["already exists"]);
-    assert_eq!(fs::read_to_string(own).unwrap(), "mine");
-    one.rockenv(&["export", &name, "--snapshots", "x.oci", "--until", "none"])
-        .exits(7)
-        .says(&["no snapshot of a step `none`"]);
-    one.rockenv(&["export", "absent", "--snapshots", "x.oci"])
-        .exits(7);
+    let said = one.shows(
+        "export ENV --snapshots mine.tar
+        export ENV --snapshots mine
+        export ENV --snapshots link.tar
+        export ENV --snapshots y.tar
+        export ENV --snapshots x.tar.gz
+        export ENV --snapshots absent/x.tar
+        export ENV --snapshots x.oci --until none
+        export absent --snapshots x.oci",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv export ENV --snapshots mine.tar
+    error: `./mine.tar` already exists; refusing to overwrite it
+    help: rockenv export ENV --snapshots NEW-NAME
+    exit code 2
+    $ rockenv export ENV --snapshots mine
+    error: `./mine` already exists; refusing to overwrite it
+    help: rockenv export ENV --snapshots NEW-NAME
+    exit code 2
+    $ rockenv export ENV --snapshots link.tar
+    error: `./link.tar` already exists; refusing to overwrite it
+    help: rockenv export ENV --snapshots NEW-NAME
+    exit code 2
+    $ rockenv export ENV --snapshots y.tar
+    error: `./.y.tar.rockenv-partial` already exists; refusing to overwrite it
+    help: rockenv export ENV --snapshots NEW-NAME
+    exit code 2
+    $ rockenv export ENV --snapshots x.tar.gz
+    error: `x.tar.gz` would be compressed twice: its layers are already
+    help: --snapshots x.tar
+    exit code 2
+    $ rockenv export ENV --snapshots absent/x.tar
+    error: directory `absent` does not exist
+    help: mkdir absent
+    exit code 7
+    $ rockenv export ENV --snapshots x.oci --until none
+    error: env `ENV` has no snapshot of a step `none`
+    help: rockenv snapshot ls ENV
+    exit code 7
+    $ rockenv export absent --snapshots x.oci
+    error: no env `absent`
+    help: rockenv ls
+    exit code 7
+    ");
+    for file in [&work.join("mine.tar"), &own] {
+        assert_eq!(fs::read_to_string(file).unwrap(), "mine");
+    }
+    assert_eq!(fs::read_dir(work.join("mine")).unwrap().count(), 0);
     assert!(!work.join("x.oci").exists());
     for (letter, end) in [("n", ".oci"), ("é", ".tar")] {
         let long = letter.repeat((255 - end.len()) / letter.len()) + end;

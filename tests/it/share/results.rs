@@ -67,36 +67,45 @@ fn results_come_with_the_snapshots() {
     up(&[]).ok();
     assert_eq!(found(&two.one, &second), whole);
     fs::write(place.join("sub/one"), "other").unwrap();
-    up(&[]).exits(8).says(&[
-        "`sub/one` in output volume `out` is not as step `make` left it",
-        "1 result is not this build's",
-        "--rerun make",
-    ]);
-    up(&["--rerun", "use"]).exits(8).says(&[
-        "`sub/one` in output volume `out` is not as step `make` left it",
-        "--rerun make",
-    ]);
+    let said = two.one.shows(
+        "up ENV --name ENV-b
+        up ENV --name ENV-b --rerun use
+        export ENV-b exported",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv up ENV --name ENV-b
+    warning: `sub/one` in output volume `out` is not as step `make` left it
+    error: env `ENV-b` is done, but 1 result is not this build's: `sub/one` in output volume `out`
+    help: move the files away, then run: rockenv up ENV --name ENV-b; or make them again: rockenv up ENV --name ENV-b --rerun make
+    exit code 8
+    $ rockenv up ENV --name ENV-b --rerun use
+    ENV-b: 3 steps, 1 done before
+    error: `sub/one` in output volume `out` is not as step `make` left it; step `use` would use the changed file
+    help: move it away, or make it again: rockenv up ENV --name ENV-b --rerun make
+    exit code 8
+    $ rockenv export ENV-b exported
+    error: `STORE/outputs/ENV-b/out/sub/one` differs from the result of a step of env `ENV-b`: it has different content
+    help: move it away: `rockenv up ENV --name ENV-b` restores the step's file
+    exit code 8
+    ");
     assert_eq!(found(&two.one, &second), ["other", whole[1]]);
     let directory = two.one.work().join("exported");
-    let export = ["export", &second, directory.to_str().unwrap()];
-    two.one
-        .rockenv(&export)
-        .exits(8)
-        .says(&["differs from the result of a step of env"]);
     up(&["--rerun", "make"]).ok();
     fs::remove_file(place.join("sub/one")).unwrap();
-    two.one
-        .rockenv(&export)
-        .exits(8)
-        .says(&["`out/sub/one`, written by a step of env", "restores it"]);
+    insta::assert_snapshot!(two.one.shows("export ENV-b exported"), @"
+    error: `out/sub/one`, written by a step of env `ENV-b`, is missing from its output
+    help: rockenv up ENV --name ENV-b restores it
+    exit code 8
+    ");
     assert!(!directory.exists());
     up(&[]).ok();
     assert_eq!(found(&two.one, &second), whole);
     // `export` writes only results.
-    two.one
-        .rockenv(&export)
-        .ok()
-        .says(&["no step of env", "left it: `out/mine`"]);
+    insta::assert_snapshot!(two.one.shows("export ENV-b exported"), @"
+    warning: left out, because no step of env `ENV-b` as it is now left it: `out/mine`
+    warning: env `ENV-b` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV`, then `rockenv up ENV --name ENV-b --locked`
+    exported 2 files; exported/ENV-b.provenance.json describes them
+    ");
     assert!(!directory.join("out/mine").exists());
     assert_eq!(fs::read_to_string(place.join("mine")).unwrap(), "mine");
 
@@ -142,11 +151,11 @@ fn an_env_that_was_built_up_to_a_step_can_be_exported() {
     // After a rollback to the same step, the env counts as unfinished.
     store.rockenv(&["up", name]).ok();
     store.rockenv(&["rollback", name, "make"]).ok();
-    let other = store.work().join("other");
-    store
-        .rockenv(&["export", name, other.to_str().unwrap()])
-        .exits(8)
-        .says(&["is not finished"]);
+    insta::assert_snapshot!(store.shows("export ENV other"), @"
+    error: env `ENV` is not finished: the inputs of its outputs are not known yet
+    help: rockenv up ENV, or rockenv status ENV
+    exit code 8
+    ");
 }
 
 #[test]

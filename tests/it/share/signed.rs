@@ -84,26 +84,36 @@ impl Two {
 fn a_key_that_cannot_be_used_stops_before_anything_is_sent(two: &Two, name: &str) {
     let repository = two.repository();
     let push = |file, password| two.push_with(&two.one, name, &repository, file, password);
-    push("one.key", None)
-        .exits(2)
-        .says(&["no password for the key", "COSIGN_PASSWORD"]);
-    push("one.key", Some("wrong"))
-        .exits(3)
-        .says(&["the password of", "is wrong"]);
-    push("one.pub", Some(""))
-        .exits(3)
-        .says(&["is not a private key of cosign"]);
-    push("p384.key", Some("x"))
-        .exits(3)
-        .says(&["is not an ECDSA key on P-256"]);
-    push("absent.key", Some(""))
-        .exits(7)
-        .says(&["cannot read the key", "help: cosign generate-key-pair"]);
+    let refused = [
+        push("one.key", None),
+        push("one.key", Some("wrong")),
+        push("one.pub", Some("")),
+        push("p384.key", Some("x")),
+        push("absent.key", Some("")),
+        two.pull_verified(&format!("{repository}:x"), "one.key"),
+    ];
     assert_eq!(two.uploads(), 0);
-    let reference = format!("{repository}:x");
-    two.pull_verified(&reference, "one.key")
-        .exits(3)
-        .says(&["is not a public ECDSA key"]);
+    insta::assert_snapshot!(refused.map(|ran| two.one.shown(&ran)).concat(), @"
+    error: no password for the key `CHECKOUT/tests/it/share/keys/one.key`
+    help: set COSIGN_PASSWORD; sudo --preserve-env=COSIGN_PASSWORD passes it on
+    exit code 2
+    error: the password of `CHECKOUT/tests/it/share/keys/one.key` is wrong
+    help: set COSIGN_PASSWORD to the one of `cosign generate-key-pair`
+    exit code 3
+    error: `CHECKOUT/tests/it/share/keys/one.pub` is not a private key of cosign
+    help: cosign generate-key-pair makes `cosign.key` and `cosign.pub`
+    exit code 3
+    error: `CHECKOUT/tests/it/share/keys/p384.key` is not an ECDSA key on P-256
+    help: cosign generate-key-pair makes `cosign.key` and `cosign.pub`
+    exit code 3
+    error: cannot read the key `CHECKOUT/tests/it/share/keys/absent.key`
+      caused by: `CHECKOUT/tests/it/share/keys/absent.key` does not exist
+    help: cosign generate-key-pair makes `cosign.key` and `cosign.pub`
+    exit code 7
+    error: `CHECKOUT/tests/it/share/keys/one.key` is not a public ECDSA key on P-256
+    help: cosign generate-key-pair makes `cosign.key` and `cosign.pub`
+    exit code 3
+    ");
 }
 
 #[test]
@@ -270,19 +280,25 @@ fn what_came_without_a_signature_is_not_signed() {
     let up = two.run(&two.other, &["up", name, "--pull"]);
     up.ok().says(&["pulled one from"]);
     let elsewhere = format!("{}/again", two.registry.host);
-    let why = "cannot sign snapshot `one`: it was pulled or imported without a verified signature";
-    let refused = || {
-        two.push_signed(&two.other, name, &elsewhere)
-            .exits(2)
-            .says(&[why, "--sign-unverified"]);
+    let push = |store: &TestStore, env: &str| {
+        let ran = two.push_signed(store, env, &elsewhere);
+        store.shown(&ran)
     };
-    refused();
+    let refused = push(&two.other, name);
+    insta::assert_snapshot!(refused, @"
+    error: cannot sign snapshot `one`: it was pulled or imported without a verified signature
+    help: rockenv pull REF --verify KEY, or push with `--sign-unverified`
+    exit code 2
+    ");
     // An unsigned push does not make the snapshot count as verified.
     two.run(&two.other, &["push", name, &elsewhere]).ok();
-    let keyless = ["push", name, &elsewhere, "--sign-unverified"];
-    let keyless = two.run(&two.other, &keyless).exits(2);
-    keyless.says(&["`--sign-unverified` needs a key"]);
-    refused();
+    insta::assert_snapshot!(two.shows("other: push ENV --sign-unverified"), @"
+    other$ rockenv push ENV --sign-unverified
+    error: `--sign-unverified` needs a key to sign with
+    help: add `--sign KEY`, or set `sign-key` in the configuration
+    exit code 2
+    ");
+    assert_eq!(push(&two.other, name), refused);
     let mut command = two
         .other
         .command(&["push", name, &elsewhere, "--sign-unverified"]);
@@ -290,7 +306,7 @@ fn what_came_without_a_signature_is_not_signed() {
         .args(["--sign", &key("one.key")])
         .env("COSIGN_PASSWORD", PASSWORD);
     finish("push --sign-unverified".into(), command).ok();
-    refused();
+    assert_eq!(push(&two.other, name), refused);
     // The publisher's signature of the same bytes makes it count as verified.
     two.push_signed(&two.one, name, &repository).ok();
     two.pull_verified(&format!("{repository}:{tag}"), "one.pub")
@@ -305,9 +321,7 @@ fn what_came_without_a_signature_is_not_signed() {
     third.profile_named(third.env(), ONE);
     third.rockenv(&["import", file]).ok();
     third.rockenv(&["up", third.env()]).ok();
-    two.push_signed(&third, third.env(), &elsewhere)
-        .exits(2)
-        .says(&[why]);
+    assert_eq!(push(&third, third.env()), refused);
 }
 
 #[test]
@@ -379,10 +393,12 @@ fn what_is_asked_for_by_a_digest_has_it() {
     two.other.rockenv(&["pull", &reference]).ok();
     // A push has its own digest, so its destination cannot be one.
     let sent = two.uploads();
-    two.one
-        .rockenv(&["push", name, &reference])
-        .exits(2)
-        .says(&["cannot push to a digest", "help: ", ":TAG"]);
+    let refused = two.one.rockenv(&["push", name, &reference]);
+    insta::assert_snapshot!(two.one.shown(&refused), @"
+    error: cannot push to a digest: `127.0.0.1:PORT/team/rocm@sha256:ID`
+    help: 127.0.0.1:PORT/team/rocm, or 127.0.0.1:PORT/team/rocm:TAG
+    exit code 2
+    ");
     assert_eq!(two.uploads(), sent);
 }
 
@@ -427,11 +443,14 @@ fn an_unsigned_snapshot_that_an_env_is_based_on_stays_and_is_named() {
     let up = ["up", name, "--name", "copy"];
     two.other.rockenv(&up).ok();
     two.other.rockenv(&["--yes", "rm", name]).ok();
-    two.pull_verified(&reference, "one.pub").exits(8).says(&[
-        "snapshot `one` of env `copy`",
-        "without a verified signature",
-        &format!("rockenv up {name} --name copy --rerun one"),
-    ]);
+    let refused = two.pull_verified(&reference, "one.pub");
+    insta::assert_snapshot!(two.one.shown(&refused), @"
+    pull from 127.0.0.1:PORT/signed … 0 B
+    error: cannot pull `ID` from `127.0.0.1:PORT/signed`
+      caused by: snapshot `one` of env `copy` came without a verified signature, and differs from the signed one
+    help: rockenv up ENV --name copy --rerun one, or rockenv rm copy
+    exit code 8
+    ");
     two.other
         .rockenv(&[&up[..], &["--rerun", "one"]].concat())
         .ok();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::Two;
 use super::proxy::{Fault, Proxy};
 use crate::support::env::TestStore;
+use crate::support::transcript::measured;
 
 /// Returns the value of a request's header.
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
@@ -44,9 +45,11 @@ fn a_layer_that_takes_longer_than_its_token_is_pushed() {
             }
         }
     });
-    two.with(&two.one, &["push", name], &proxy.repository())
-        .ok()
-        .says(&["1 snapshot at", "2 layers sent"]);
+    let push = two.with(&two.one, &["push", name], &proxy.repository());
+    insta::assert_snapshot!(measured(two.one.shown(&push)), @"
+    push to 127.0.0.1:PORT/team/rocm … SIZE
+    ENV: 1 snapshot at 127.0.0.1:PORT/team/rocm; 2 layers sent (SIZE), 0 already there, in TIME
+    ");
     // Once for the image and once for the step.
     assert_eq!(late.load(Ordering::Relaxed), 2);
     two.with(&two.other, &["up", name, "--pull"], &proxy.repository())

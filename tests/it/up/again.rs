@@ -8,6 +8,7 @@ use fs_err as fs;
 use super::{STEPS, on_each, on_overlay_and_btrfs};
 use crate::support::env::{TestStore, other_engine};
 use crate::support::run::{Background, wait_until};
+use crate::support::transcript::measured;
 
 #[test]
 fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
@@ -75,38 +76,53 @@ fn rerun_and_until() {
     let store = TestStore::new();
     let steps = STEPS.replace("ln /v", "ln -f /v");
     store.profile(&steps);
-    store
-        .rockenv(&["up", store.env(), "--until", "one"])
-        .ok()
-        .says(&["step 1/3 one", ": done; 2 steps after `one` are left\n"]);
+    let mut said = store.shows("up ENV --until one");
     store.rockenv(&["status", store.env(), "--check"]).exits(8);
     let plan = store.rockenv(&["plan", store.env()]).ok().text();
     assert!(plan.contains("not built yet"), "{plan}");
-    store
-        .rockenv(&["up", store.env(), "--until", "two"])
-        .ok()
-        .says(&[": done; 1 step after `two` is left\n"]);
-    store.up().says(&["step 3/3 three"]);
-    store
-        .rockenv(&["up", store.env(), "--rerun", "three"])
-        .ok()
-        .says(&["step 3/3 three"]);
-    // The env has the later steps already.
-    store
-        .rockenv(&["up", store.env(), "--until", "one"])
-        .ok()
-        .says(&[": nothing to do\n"]);
-    store.up().says(&["nothing to do"]);
-    insta::assert_snapshot!(store.shows("up ENV --rerun tow"), @"
+    // After `three`, the env has the later steps already.
+    said += &store.shows(
+        "up ENV --until two
+        up ENV
+        up ENV --rerun three
+        up ENV --until one
+        up ENV
+        up ENV --rerun tow",
+    );
+    // A step that the profile has got since is left to do.
+    store.profile(&format!("{steps}[[step]]\nname = 'four'\nrun = 'true'\n"));
+    said += &store.shows("up ENV --until three");
+    insta::assert_snapshot!(measured(said), @"
+    ENV: 3 steps, 0 done before; engine nspawn (root, and systemd-nspawn is installed)
+    step 1/3 one …
+    step 1/3 one … done in TIME, cpu TIME, memory SIZE, disk +SIZE
+    ENV: done; 2 steps after `one` are left
+    $ rockenv up ENV --until two
+    ENV: 3 steps, 1 done before
+    step 2/3 two …
+    step 2/3 two … done in TIME, cpu TIME, memory SIZE, disk +SIZE
+    ENV: done; 1 step after `two` is left
+    $ rockenv up ENV
+    ENV: 3 steps, 2 done before
+    step 3/3 three …
+    step 3/3 three … done in TIME, cpu TIME, memory SIZE, disk +SIZE
+    ENV: done; to enter it: rockenv shell ENV
+    $ rockenv up ENV --rerun three
+    ENV: 3 steps, 2 done before
+    warning: this store cannot restore build volumes (overlay): the step continues with the current ones; `--clean` empties them and runs every step again
+    step 3/3 three …
+    step 3/3 three … done in TIME, cpu TIME, memory SIZE, disk +SIZE
+    ENV: done; to enter it: rockenv shell ENV
+    $ rockenv up ENV --until one
+    ENV: nothing to do
+    $ rockenv up ENV
+    ENV: nothing to do
+    $ rockenv up ENV --rerun tow
     error: profile `ENV` has no step `tow`
     help: did you mean `two`? its steps are: one, two, three
     exit code 7
+    ENV: nothing to do; 1 step after `three` is left
     ");
-    // A step that the profile has got since is left to do.
-    store.profile(&format!("{steps}[[step]]\nname = 'four'\nrun = 'true'\n"));
-    let left = ": nothing to do; 1 step after `three` is left\n";
-    let until = ["up", store.env(), "--until", "three"];
-    store.rockenv(&until).ok().says(&[left]);
     store.rockenv(&["status", store.env(), "--check"]).exits(8);
 }
 

@@ -79,14 +79,18 @@ fn changed_files_of_an_export_are_only_to_be_moved_away() {
     );
     let file = out(&store, store.env()).join("o/r");
     fs::write(&file, "other").unwrap();
-    let up = format!("run: rockenv up {}\n", store.env());
-    for (words, way) in [
-        (&["up", store.env()][..], "move the files away"),
-        (&["up", store.env(), "--rerun", "use"], "move it away"),
-    ] {
-        let help = format!("help: {way}, then {up}");
-        store.rockenv(words).exits(8).says(&[&help]);
-    }
+    insta::assert_snapshot!(store.shows("up ENV\nup ENV --rerun use"), @"
+    $ rockenv up ENV
+    warning: `r` in output volume `o` is not as step `export` left it
+    error: env `ENV` is done, but 1 result is not this build's: `r` in output volume `o`
+    help: move the files away, then run: rockenv up ENV
+    exit code 8
+    $ rockenv up ENV --rerun use
+    ENV: 3 steps, 2 done before
+    error: `r` in output volume `o` is not as step `export` left it; step `use` would use the changed file
+    help: move it away, then run: rockenv up ENV
+    exit code 8
+    ");
     fs::remove_file(&file).unwrap();
     store.up();
     assert_eq!(read(&store, store.env(), "o/r"), "1\n");
@@ -187,13 +191,12 @@ fn help_has_the_steps_name_of_this_profile() {
         store.rockenv(&["up", env]).ok();
     }
     fs::write(out(&store, &b).join("o/r"), "other").unwrap();
-    store
-        .rockenv(&["up", &b, "--rerun", "use"])
-        .exits(8)
-        .says(&[
-            "as step `beta` left it",
-            &format!("rockenv up {b} --rerun beta"),
-        ]);
+    insta::assert_snapshot!(store.shows("up ENV-b --rerun use"), @"
+    ENV-b: 2 steps, 1 done before
+    error: `r` in output volume `o` is not as step `beta` left it; step `use` would use the changed file
+    help: move it away, or make it again: rockenv up ENV-b --rerun beta
+    exit code 8
+    ");
     let status = store.rockenv(&["status", "--check", "--json", &b]).exits(8);
     assert!(status.text().contains("\"beta\""), "{}", status.text());
     store.rockenv(&["up", &b, "--rerun", "beta"]).ok();

@@ -320,21 +320,17 @@ fn a_changed_source_is_found_before_anything_is_built_again() {
     store.profile(&format!("{volume}{}{two}", step("one", "true")));
     store.up();
     fs::write(source.join("input"), "2").unwrap();
-    let said = verify(&store, &[]).exits(3);
-    let up = format!("rockenv up {}", store.env());
-    let said = said.says(&[
-        "`two` cannot be built again",
-        "have changed since: src",
-        &up,
-    ]);
-    assert!(!said.err.contains("step 1/"), "{}", said.err);
+    insta::assert_snapshot!(store.shows("verify ENV"), @"
+    error: step `two` cannot be built again: its inputs have changed since: src
+    help: to build with the current inputs, run: rockenv up ENV
+    exit code 3
+    ");
     nothing_else(&store);
 }
 
 #[test]
 fn what_cannot_be_verified_is_refused() {
     let store = TestStore::new();
-    store.rockenv(&["verify", "none"]).exits(7);
     let flag = store.runs().join("fail");
     let host = format!(
         "[[volume]]\nname = 'host'\nkind = 'host'\ntarget = '/host'\npath = '{}'\n",
@@ -352,14 +348,20 @@ fn what_cannot_be_verified_is_refused() {
     store.rockenv(&["up", store.env()]).exits(5);
     verify(&store, &["one"]).ok();
     verify(&store, &[]).ok().prints("one: the same");
-    verify(&store, &["two"]).exits(7).says(&[
-        "step `two`",
-        "has no snapshot",
-        "steps with a snapshot: one",
-    ]);
-    verify(&store, &["three"])
-        .exits(7)
-        .says(&["has no step `three`"]);
+    insta::assert_snapshot!(store.shows("verify none\nverify ENV two\nverify ENV three"), @"
+    $ rockenv verify none
+    error: no env `none`
+    help: rockenv ls
+    exit code 7
+    $ rockenv verify ENV two
+    error: step `two` of env `ENV` has no snapshot
+    help: steps with a snapshot: one
+    exit code 7
+    $ rockenv verify ENV three
+    error: env `ENV` has no step `three`
+    help: steps with a snapshot: one
+    exit code 7
+    ");
     fs::write(&flag, "").unwrap();
     let before = states(&store);
     verify(&store, &[])
