@@ -109,8 +109,8 @@ struct Line {
     size: DiskUsage,
     note: String,
     below: Vec<Self>,
-    /// Held by a service: own bytes, and the bytes including parent layers.
-    at_service: Option<(u64, Option<u64>)>,
+    /// Known instead of `size`, such as for data at a service: own bytes, and the bytes including parent layers.
+    bytes: Option<(u64, Option<u64>)>,
 }
 
 impl Line {
@@ -122,7 +122,7 @@ impl Line {
         note: impl Into<String>,
     ) -> Self {
         Self {
-            at_service: Some((own, total)),
+            bytes: Some((own, total)),
             ..Self::new(format!("{name} at {engine}"), DiskUsage::default(), note)
         }
     }
@@ -132,21 +132,27 @@ impl Line {
     }
 
     fn allocated(&self) -> u64 {
-        self.at_service.map_or(self.size.allocated, |(own, _)| own)
+        self.bytes.map_or(self.size.allocated, |(own, _)| own)
     }
 
-    fn cells(&self, indent: &str) -> Cells {
-        let name = format!("{indent}{}", self.name);
-        match self.at_service {
-            None => Cells::new(name, self.size, self.note.clone()),
-            Some((own, total)) => Cells {
-                name,
-                on_disk: size::bytes(own),
-                apparent: total.map(size::bytes).unwrap_or_default(),
-                note: self.note.clone(),
-                ..Cells::default()
-            },
-        }
+    /// Returns the cells of its row. The exclusive and shared space are empty without `shared`.
+    fn cells(&self, indent: &str, bar: String, shared: bool) -> [String; 7] {
+        let part = |bytes| match shared && self.bytes.is_none() {
+            true => size::bytes(bytes),
+            false => String::new(),
+        };
+        let apparent = self
+            .bytes
+            .map_or(Some(self.size.apparent), |(_, total)| total);
+        [
+            format!("{indent}{}", self.name),
+            size::bytes(self.allocated()),
+            bar,
+            part(self.size.exclusive),
+            part(self.size.shared()),
+            apparent.map(size::bytes).unwrap_or_default(),
+            self.note.clone(),
+        ]
     }
 
     fn new(name: impl Into<String>, size: DiskUsage, note: impl Into<String>) -> Self {
@@ -155,7 +161,7 @@ impl Line {
             size,
             note: note.into(),
             below: Vec::new(),
-            at_service: None,
+            bytes: None,
         }
     }
 
@@ -194,78 +200,40 @@ impl Line {
     }
 }
 
-#[derive(Clone, Default)]
-struct Cells {
-    name: String,
-    on_disk: String,
-    /// The part of `on_disk` that nothing else holds, and the rest.
-    exclusive: String,
-    shared: String,
-    apparent: String,
-    note: String,
-}
-
-impl Cells {
-    fn new(name: String, size: DiskUsage, note: String) -> Self {
-        Self {
-            name,
-            on_disk: size::bytes(size.allocated),
-            exclusive: size::bytes(size.exclusive),
-            shared: size::bytes(size.shared()),
-            apparent: size::bytes(size.apparent),
-            note,
-        }
-    }
-}
-
 #[derive(Default)]
 struct Lines {
     lines: Vec<Line>,
     /// Totals, which come last in every order.
-    last: Vec<Cells>,
+    last: Vec<Line>,
 }
 
 impl Lines {
     /// Renders the table. `bars` shows each line's share of the largest line, `shared` the bytes that other items hold
     /// as well.
     fn table(mut self, sort: Sort, bars: bool, shared: bool) -> Table {
-        fn gather(
-            rows: &mut Vec<(Cells, String)>,
-            lines: &mut [Line],
-            sort: Sort,
-            indent: &str,
-            whole: u64,
-        ) {
+        fn gather(add: &mut dyn FnMut(&Line, &str), lines: &mut [Line], sort: Sort, indent: &str) {
             if sort == Sort::Size {
                 lines.sort_by_key(|line| Reverse(line.allocated()));
             }
             for line in lines {
-                let bar = size::bar(line.allocated(), whole);
-                rows.push((line.cells(indent), bar));
-                gather(rows, &mut line.below, sort, &format!("{indent}  "), whole);
+                add(line, indent);
+                gather(add, &mut line.below, sort, &format!("{indent}  "));
             }
         }
         let whole = self.lines.iter().map(Line::allocated).max();
         let whole = whole.filter(|_| bars).unwrap_or(0);
-        let mut rows = Vec::new();
-        gather(&mut rows, &mut self.lines, sort, "", whole);
-        rows.extend(self.last.into_iter().map(|cells| (cells, String::new())));
         let (exclusive, others) = match shared {
             true => (">exclusive", ">shared"),
             false => (">", ">"),
         };
         let mut table = Table::new(["what", ">on disk", "", exclusive, others, ">apparent", ""]);
-        for (cells, bar) in rows {
-            let of = |text| if shared { text } else { String::new() };
-            table.row([
-                cells.name,
-                cells.on_disk,
-                bar,
-                of(cells.exclusive),
-                of(cells.shared),
-                cells.apparent,
-                cells.note,
-            ]);
+        let mut add = |line: &Line, indent: &str| {
+            let bar = size::bar(line.allocated(), whole);
+            table.row(line.cells(indent, bar, shared));
+        };
+        gather(&mut add, &mut self.lines, sort, "");
+        for line in &self.last {
+            table.row(line.cells("", String::new(), shared));
         }
         table
     }
@@ -391,21 +359,23 @@ fn overview(report: &UsageReport, unreadable: bool) -> Lines {
         let note = needed_by(&held.envs, "no env needs it");
         lines.lines.push(Line::held(&name, held, note));
     }
-    let total = Cells::new("total".to_owned(), report.total, String::new());
-    lines.last.push(total);
-    lines.last.extend(totals_at_services(report));
+    lines.last = totals(report);
     lines
 }
 
-/// Returns a total per service. Services keep their data in their own storage, which may be on another disk.
-fn totals_at_services(report: &UsageReport) -> Vec<Cells> {
+/// Returns the store's total, and one per service. Services keep their data in their own storage, which may be on
+/// another disk.
+fn totals(report: &UsageReport) -> Vec<Line> {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for held in &report.at_services {
         *sums.entry(&held.engine).or_default() += held.own;
     }
     let note = "in its own storage, not in the total above";
-    sums.into_iter()
-        .map(|(engine, sum)| Line::at_service("total", engine, sum, None, note).cells(""))
+    let at_services = sums.into_iter();
+    let at_services =
+        at_services.map(|(engine, sum)| Line::at_service("total", engine, sum, None, note));
+    std::iter::once(Line::new("total", report.total, ""))
+        .chain(at_services)
         .collect()
 }
 
@@ -456,17 +426,13 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
         let note = also_needed(&held.envs, env).unwrap_or_default();
         lines.lines.push(Line::held(&name, held, note));
     }
-    let total = Cells::new("total".to_owned(), report.total, String::new());
     let own = report.freed.get(env).copied().unwrap_or_default();
-    let only = Cells {
-        name: "only here".to_owned(),
-        on_disk: size::bytes(own),
-        note: format!("freed by `rockenv rm {env}`"),
-        ..Cells::default()
-    };
-    lines.last.push(total);
-    lines.last.extend(totals_at_services(report));
-    lines.last.push(only);
+    let note = format!("freed by `rockenv rm {env}`");
+    lines.last = totals(report);
+    lines.last.push(Line {
+        bytes: Some((own, None)),
+        ..Line::new("only here", DiskUsage::default(), note)
+    });
     lines
 }
 
@@ -536,11 +502,7 @@ mod tests {
                 line("image", 3 << 20, Vec::new()),
                 line("env", 4 << 20, vec![line("logs", 1 << 20, Vec::new())]),
             ],
-            last: vec![Cells::new(
-                "total".to_owned(),
-                DiskUsage::default(),
-                String::new(),
-            )],
+            last: vec![Line::new("total", DiskUsage::default(), "")],
         };
         insta::assert_snapshot!(lines().table(Sort::Size, true, false).render(), @r"
         what    on disk                apparent
