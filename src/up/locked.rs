@@ -56,18 +56,11 @@ impl Locked {
 
 /// Returns the path of the request's lock file, regardless of `--name`.
 pub(crate) fn place(selection: &Selection) -> Result<PathBuf> {
-    let inputs = &selection.inputs;
-    let mut targets = inputs.targets.clone();
-    targets.sort_unstable();
-    targets.dedup();
-    let choices = inputs.choices(&selection.profile);
-    let name = resolve::env_name(
-        None,
-        inputs.stem.as_deref(),
-        &selection.profile.name,
-        &targets,
-        &choices,
-    )?;
+    let mut inputs = selection.inputs.clone();
+    inputs.env_name = None;
+    inputs.targets.sort_unstable();
+    inputs.targets.dedup();
+    let name = inputs.name_of_env(&selection.profile)?;
     Ok(lockfile::place(selection.profile.origin(), &name))
 }
 

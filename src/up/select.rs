@@ -191,13 +191,7 @@ impl Selection {
         self.hooks = hooks::read(cx, &self.profile, &names)?;
         self.inputs.hooks = hooks::facts(&self.hooks)?;
         self.recipe = catalog::find(&cx.config.image_dirs, &self.image)?;
-        self.name = resolve::env_name(
-            self.inputs.env_name.as_deref(),
-            self.inputs.stem.as_deref(),
-            &self.profile.name,
-            &self.inputs.targets,
-            &self.inputs.choices(&self.profile),
-        )?;
+        self.name = self.inputs.name_of_env(&self.profile)?;
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use super::choices_in_effect::{Chosen, choices};
 use super::hooks::HookFacts;
 use super::key::StepKey;
-use super::{BuildUser, Engine};
-use crate::plan::ids::ImageKey;
+use super::{BuildUser, Engine, env_name};
+use crate::plan::ids::{EnvName, ImageKey};
 use crate::profile::Profile;
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
@@ -117,10 +117,16 @@ impl Inputs {
         Chosen::new(profile, variant, from, &self.params)
     }
 
-    /// Returns the choices that are not the profile's defaults, as parts of the env's name.
-    pub(crate) fn choices(&self, profile: &Profile) -> Vec<String> {
+    /// Returns the name of the env.
+    pub(crate) fn name_of_env(&self, profile: &Profile) -> Result<EnvName> {
         let (variant, from) = (self.variant.as_deref(), self.from.as_deref());
-        choices(profile, variant, from, &self.params)
+        env_name(
+            self.env_name.as_deref(),
+            self.stem.as_deref(),
+            &profile.name,
+            &self.targets,
+            &choices(profile, variant, from, &self.params),
+        )
     }
 
     /// Returns the targets to build for, as the checkout declares them.

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use super::chain::chain;
 use super::choices_in_effect::Chosen;
-use super::component_targets::{self, Excluded};
+use super::component_targets;
 use super::hooks::hooks;
 use super::image_env;
 use super::inputs::Inputs;
 use super::key::StepKey;
 use super::{
     Action, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step, User,
-    VERSION, Volume, VolumeKind, VolumeSource, env_name,
+    VERSION, Volume, VolumeKind, VolumeSource,
 };
 use crate::profile::references::Scope;
 use crate::profile::value::{self, Refused};
@@ -54,13 +54,7 @@ pub(crate) fn draft(
     problems: &mut Vec<Problem>,
 ) -> Result<Spec> {
     let mut resolver = Resolver::new(profile, inputs, problems)?;
-    let name = env_name(
-        inputs.env_name.as_deref(),
-        inputs.stem.as_deref(),
-        &profile.name,
-        &inputs.targets,
-        &inputs.choices(profile),
-    )?;
+    let name = inputs.name_of_env(profile)?;
     let image = resolver.chosen.image()?;
     let volumes = resolver.volumes();
     let image_env = image_env::defaults(&inputs.image_env);
@@ -264,29 +258,27 @@ impl<'a> Resolver<'a> {
         let mut components = Vec::new();
         for component in &profile.components {
             if self.unmet(&component.when).is_none() {
-                components.push(self.component(component));
+                components.push((component, self.extra_targets(component)));
             }
         }
         let inputs = self.inputs;
         let excluded = |target: &str, project: &str| match &inputs.excluded {
-            Some(table) => table.get(target)?.get(project).map(|issue| Excluded {
-                issue: issue.clone(),
-            }),
+            Some(table) => table.get(target)?.get(project).cloned(),
             None => {
                 let info = Target::parse(target).ok()?.info();
                 let mut excluded = info.declared.excluded.iter();
                 let found = excluded.find(|one| one.project == project)?;
-                let issue = found.issue.clone();
-                Some(Excluded { issue })
+                Some(found.issue.clone())
             }
         };
         for misfit in
             component_targets::incompatibilities(&components, &self.scope.targets, &excluded)
         {
-            let name = &misfit.component;
+            let component = misfit.component;
+            let name = &component.name;
             let missing: Vec<_> = misfit.missing.iter().map(Target::name).collect();
             let missing = missing.join(", ");
-            let message = match &misfit.linked_by {
+            let message = match misfit.linked_by {
                 Some(user) => {
                     format!("`{name}` is not built for {missing}, and `{user}`, which links it, is")
                 }
@@ -299,11 +291,6 @@ impl<'a> Resolver<'a> {
                 .iter()
                 .map(|issue| format!("{issue}\n"))
                 .collect();
-            let found = profile
-                .components
-                .iter()
-                .find(|component| component.name.value == *name);
-            let Some(component) = found else { continue };
             let without = component.when.variant.iter().flat_map(|with| {
                 let all = profile.variants.keys();
                 all.filter(|variant| !with.iter().any(|name| name.value == **variant))
@@ -320,12 +307,13 @@ impl<'a> Resolver<'a> {
                 "{issues}{without}leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in \
                  (`stub = true`), or build it for a throwaway target too (`extra-targets = [\"gfx1250\"]`)"
             );
-            let problem = Problem::new(&component.name.place, message, "too few targets");
+            let problem = Problem::new(&name.place, message, "too few targets");
             self.problems.push(problem.help(help));
         }
     }
 
-    fn component(&mut self, component: &profile::Component) -> component_targets::Component {
+    /// Returns the targets that a component is built for besides the env's.
+    fn extra_targets(&mut self, component: &profile::Component) -> Vec<Target> {
         let mut extra = Vec::new();
         for text in &component.extra {
             let text = self.text(text, |text| value::targets(text).map(drop));
@@ -334,13 +322,7 @@ impl<'a> Resolver<'a> {
                     .unwrap_or_default(),
             );
         }
-        component_targets::Component {
-            name: component.name.value.clone(),
-            project: component.project.clone(),
-            links: component.links.clone(),
-            extra,
-            stub: component.stub,
-        }
+        extra
     }
 
     /// Returns why a step is not part of this env, if it is not.
