@@ -219,12 +219,10 @@ fn replaced(plan: &Plan, record: &Record) -> Option<String> {
     }
 }
 
-/// The result of `plan`.
 #[derive(Debug, Serialize)]
 struct PlanReport<'a> {
     schema: &'static str,
     env: &'a str,
-    /// Why `up` would refuse.
     refused: Option<&'a Refused>,
     image: &'a str,
     engine: Engine,

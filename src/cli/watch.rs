@@ -13,7 +13,6 @@ use crate::up::context::Context;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// An in-memory screen.
 #[derive(Clone, Default)]
 struct Screen(Arc<Mutex<Vec<u8>>>);
 

@@ -37,12 +37,7 @@ pub enum BuildProgress<'a> {
     /// A line of a tool's output.
     Line(&'a str),
     /// Bytes downloaded, extracted or copied.
-    Bytes {
-        /// So far.
-        done: u64,
-        /// In total, if known.
-        total: Option<u64>,
-    },
+    Bytes { done: u64, total: Option<u64> },
 }
 
 /// Locations of the user's registry logins.
@@ -62,7 +57,6 @@ pub struct TaskContext<'a> {
     /// `@SNAPSHOTID@` (for Arch also `@DATE@`, such as `2026/01/31`) is replaced by the time; `debian-signed-by`,
     /// `ubuntu-signed-by`, `arch-signatures`; and registries' mirrors by host.
     pub mirrors: &'a BTreeMap<String, String>,
-    /// The user's logins to registries.
     pub logins: &'a Logins,
     /// Receives the reason why the user has to wait.
     pub notice: oci::Notice,

@@ -12,7 +12,6 @@ pub(crate) const DPKG_STATUS: &str = "var/lib/dpkg/status";
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Package {
-    /// Name in the distribution.
     pub name: String,
     /// Full version, with epoch and revision.
     pub version: String,

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use super::ids::{ImageKey, Sha256Hex};
 use crate::image::Package;
 
-/// A built image, `image.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     /// Names its directory: recipe, resolved inputs, packages and content.

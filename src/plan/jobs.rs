@@ -15,7 +15,6 @@ use crate::ui::size;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SizingInputs<'a> {
-    /// The profile's needs and limits.
     pub resources: &'a Resources,
     pub cores: u32,
     /// The machine's memory, in bytes.
@@ -65,7 +64,6 @@ impl Past {
     }
 }
 
-/// A number and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Figure<T = u32> {
     pub value: T,
@@ -78,9 +76,7 @@ pub(crate) struct Figure<T = u32> {
 pub(crate) struct Sizing {
     /// Job slots of this machine for all envs together.
     pub budget: Figure,
-    /// Jobs at once in this env.
     pub jobs: Figure,
-    /// Links at once.
     pub link_jobs: Figure,
     /// Processes of TensileLite at once.
     pub tensile_jobs: Figure,
@@ -210,7 +206,6 @@ fn last_runs(past: &[Past]) -> BTreeMap<&str, &Past> {
     past.iter().map(|run| (run.step.as_str(), run)).collect()
 }
 
-/// The expected cost of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Forecast {
     pub step: String,

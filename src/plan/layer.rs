@@ -15,9 +15,7 @@ use crate::rocm::therock::ArtifactFingerprints;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeState {
-    /// Frozen with the layer.
     Frozen,
-    /// The volume was empty.
     Empty,
     /// Not frozen: the content is in this live volume, if it still exists.
     Live(VolumeId),
@@ -35,7 +33,6 @@ impl VolumeState {
     }
 }
 
-/// A layer's description, `layer.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// Its directory's name.
@@ -49,7 +46,6 @@ pub struct Layer {
     /// Id of the env that made it; `None` for a pulled layer.
     #[serde(with = "ids::or_empty")]
     pub env: Option<EnvId>,
-    /// The image at the bottom.
     pub image_key: ImageKey,
     /// The live tree that became this layer: shows whether an interrupted publication was finished.
     #[serde(with = "ids::or_empty")]
@@ -128,10 +124,8 @@ pub struct Cost {
     pub wall_ms: u64,
 }
 
-/// A snapshot's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotImage {
-    /// The service's socket.
     pub socket: PathBuf,
     pub image: String,
 }
@@ -177,7 +171,6 @@ pub struct VolumesFrom {
 }
 
 impl VolumesFrom {
-    /// Empty volumes.
     pub const NOTHING: Self = Self {
         layer: None,
         history: History::Clean,

@@ -18,14 +18,12 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::shell::quoted;
 use crate::sys::span::At;
 
-/// The findings of a check.
 #[derive(Debug, Default)]
 pub(crate) struct ProfileCheck {
     /// The resolved profile, if nothing is wrong with it.
     pub(crate) spec: Option<Spec>,
     /// Valid, but probably not intended.
     pub(crate) advice: Vec<String>,
-    /// The problems of all stages.
     pub(crate) errors: Vec<Error>,
 }
 

@@ -22,7 +22,6 @@ use crate::ui::table::Table;
 pub(crate) struct Context {
     pub config: Config,
     pub ui: Ui,
-    /// Whether to print results as JSON.
     pub json: bool,
     /// Whether `--home` names the store.
     pub names_home: bool,

@@ -26,7 +26,6 @@ pub(crate) struct HostWrites {
     #[serde(skip)]
     file: PathBuf,
     pub(crate) writes: BTreeSet<PathBuf>,
-    /// Directories that `up` asks about.
     pub(crate) asks: Vec<PathBuf>,
     /// The reason to ask, for each of `asks`.
     #[serde(skip)]

@@ -15,7 +15,6 @@ use crate::up::request::UpRequest;
 use crate::up::select::Selection;
 use crate::up::task::Task;
 
-/// What to lock, and where.
 pub(crate) struct LockOptions<'a> {
     /// Images and sources to lock again.
     pub(crate) update: &'a [String],

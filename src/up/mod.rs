@@ -301,7 +301,6 @@ impl Finished {
 struct Run<'a> {
     with: Fetching<'a>,
     args: &'a UpOptions,
-    /// The registry, if one is used.
     source: Option<Source<'a>>,
     /// Warnings given so far: each attempt examines the sources again.
     told: RefCell<BTreeSet<String>>,

@@ -312,7 +312,6 @@ struct VolumeWriters<'a> {
     record: &'a Record,
     /// The layer with the volumes' last content, and the layers below it; `None` if it was removed.
     from: Option<Vec<Layer>>,
-    /// The env's layers.
     head: Vec<LayerId>,
     /// The layers below a step of another build that began on the volumes since and did not succeed.
     begun: Option<Vec<LayerId>>,

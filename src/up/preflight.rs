@@ -48,7 +48,6 @@ pub(crate) struct Needs {
     published: Vec<Published>,
     /// Directories of output volumes with `path`, which other envs may have too.
     pub(crate) outputs: Vec<PathBuf>,
-    /// Number of steps that run.
     runs: usize,
     /// Starting points with less to do, by name.
     #[serde(skip)]
@@ -62,7 +61,6 @@ pub(crate) struct Needs {
     profile: String,
 }
 
-/// The published time of a step.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Published {
     step: StepName,
@@ -377,7 +375,6 @@ impl Needs {
     }
 }
 
-/// Why `up` would refuse.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Refused {
     pub(crate) reasons: Vec<String>,

@@ -54,10 +54,8 @@ impl SelectArgs {
     }
 }
 
-/// A request, as typed.
 #[derive(Debug, Default)]
 pub(crate) struct UpRequest<'a> {
-    /// The command's verb.
     pub(crate) verb: &'static str,
     /// Profile, target or file.
     pub(crate) what: Option<&'a str>,
@@ -71,7 +69,6 @@ pub(crate) struct UpRequest<'a> {
     /// Parameters as `NAME=VALUE`.
     pub(crate) params: &'a [String],
     pub(crate) engine: Option<&'a str>,
-    /// Maximum of jobs.
     pub(crate) jobs: Option<u32>,
     pub(crate) gpu: &'a str,
     /// Whether the command starts nothing, and so needs no engine.

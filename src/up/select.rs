@@ -40,7 +40,6 @@ pub(crate) struct Selection {
     /// Earlier cost of steps.
     pub(crate) past: Vec<Past>,
     pub(crate) choice: Choice,
-    /// The GPU that the env gets.
     pub(crate) gpu: Option<gpu::Grant>,
     pub(crate) notes: Vec<String>,
     /// The last step to run, if not all.

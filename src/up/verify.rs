@@ -29,7 +29,6 @@ use crate::up::hooks;
 use crate::up::lock_env::new_record;
 use crate::up::segments::{Segment, plan, runs, snapshot_layer};
 
-/// How to rebuild and compare steps.
 #[derive(Clone, Copy)]
 pub(crate) struct VerifyOptions {
     /// Whether to compare modification times, logs and caches too.
@@ -48,7 +47,6 @@ pub(crate) struct StepReport {
     pub(crate) compared: Compared,
 }
 
-/// Inputs of a rebuild.
 pub(crate) struct Rebuild<'a> {
     with: Fetching<'a>,
     options: VerifyOptions,

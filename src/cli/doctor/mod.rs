@@ -33,13 +33,11 @@ const NSPAWN: u32 = 249;
 /// Disk space for a full build of TheRock.
 const THEROCK_DISK: u64 = 230 << 30;
 
-/// Facts about a machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Facts {
     /// The engine of new envs.
     pub engine: Engine,
     pub root: bool,
-    /// rockenv was invoked through sudo.
     pub through_sudo: bool,
     pub systemd: bool,
     /// Kernel's major and minor version.

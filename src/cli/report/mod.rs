@@ -44,7 +44,6 @@ pub(crate) struct EnvReport {
     pub cores: u32,
     /// The env's memory limit, in bytes.
     pub memory_max: Option<u64>,
-    /// Steps, in order.
     pub steps: Vec<StepRow>,
     /// All runs of these steps, oldest first.
     pub runs: Vec<Run>,
@@ -69,10 +68,8 @@ pub(crate) struct EnvReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum EnvState {
-    /// Every step is done.
     Complete,
     Failed,
-    /// Steps remain.
     #[default]
     Unfinished,
 }
@@ -98,7 +95,6 @@ pub(crate) struct Run {
     pub jobs: u32,
     /// Growth of the env, in bytes.
     pub disk_delta: i64,
-    /// Resource usage over time.
     pub samples: Vec<Sample>,
 }
 
@@ -114,13 +110,11 @@ impl Run {
 pub(crate) struct Build {
     /// The build directory: the volume's name and the path in it.
     pub directory: String,
-    /// Number of edges that ran.
     pub edges: usize,
     /// Sum of the edges' times in milliseconds.
     pub busy_ms: u64,
 }
 
-/// A command that ninja ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Edge {
     /// Directory of the ninja build.
@@ -142,7 +136,6 @@ pub(crate) struct Cache {
     pub lookups: Option<(u64, u64)>,
 }
 
-/// An item of disk usage.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Space {
     pub name: String,

@@ -132,7 +132,6 @@ pub(crate) struct Tool {
     /// For tools that are no program: any of these files proves that the tool is installed.
     #[serde(default)]
     pub files: Vec<PathBuf>,
-    /// Features that need it.
     pub features: Vec<Feature>,
     /// Purpose, as the rest of "needed to".
     pub why: &'static str,

@@ -25,7 +25,6 @@ use crate::tree::xattr::XattrFile;
 
 #[derive(Clone, Debug)]
 pub(crate) enum LayerContent {
-    /// A whole tree.
     Whole(PathBuf),
     /// An overlay's upper directory, with the kernel's deletion marks.
     Upper(PathBuf),

@@ -27,7 +27,6 @@ const NOT_FOUND: &str = "credentials not found";
 /// User name in an answer that has a token instead of a password. Only a few registries issue such tokens.
 const TOKEN: &str = "<token>";
 
-/// A user's name and password.
 #[derive(Debug)]
 pub(super) struct Login {
     pub(super) user: String,

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::reference::{Reference, is_host, is_loopback, is_repository};
 use crate::sys::error::Result;
 
-/// The address that requests go to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) https: bool,

@@ -35,7 +35,6 @@ pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 /// How deletions are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deletions {
-    /// Remove the files.
     #[default]
     Apply,
     /// Make overlayfs whiteouts. The directory is one layer of an overlay, and the deleted files are in lower layers.
@@ -135,7 +134,6 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Hashes the bytes read through it.
 struct Hashed<R> {
     inner: R,
     sha256: Sha256,

@@ -17,7 +17,6 @@ use crate::image::fetch::sha256_of;
 use crate::image::tar::unpack::{self, unpack};
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// An image in files.
 #[derive(Debug)]
 pub(super) struct Layout {
     files: LayoutFiles,

@@ -224,7 +224,6 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
 pub(super) struct Configuration {
     /// SHA-256 of each layer's uncompressed bytes.
     pub(super) diff_ids: Vec<String>,
-    /// Environment variables.
     pub(super) env: BTreeMap<String, String>,
     /// The skipped variables, with reasons.
     pub(super) left_out: Vec<String>,

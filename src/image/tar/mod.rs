@@ -62,7 +62,6 @@ pub(crate) struct TarEntry {
     pub(super) ignored: Vec<&'static str>,
 }
 
-/// Reads entries from a tar stream.
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     input: R,

@@ -107,12 +107,10 @@ impl Default for UnpackOptions {
     }
 }
 
-/// Summary of an extraction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnpackReport {
     /// Number of entries made.
     pub entries: u64,
-    /// Sum of the files' sizes.
     pub bytes: u64,
     /// Number of dropped items by kind: `device node`, `xattr trusted.x`, ...
     pub dropped: BTreeMap<String, u64>,

@@ -194,15 +194,10 @@ pub enum GcTarget {
 pub(crate) enum Rule {
     /// No command can use it.
     Garbage,
-    /// `cache.NAME.max`.
     CacheMax,
-    /// `older-than`.
     OlderThan,
-    /// `keep-at-most`.
     KeepAtMost,
-    /// `min-free`.
     MinFree,
-    /// `--free`.
     Free,
 }
 

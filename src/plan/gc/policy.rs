@@ -105,24 +105,16 @@ impl Amount {
     }
 }
 
-/// What to keep.
+/// What to keep: the values of a [`Table`], parsed, or the preset's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Policy {
-    /// The preset behind missing values.
     pub preset: Preset,
-    /// Maximum size of the store.
     pub keep_at_most: Option<Amount>,
-    /// How much removable data stays.
     pub keep_at_least: Amount,
-    /// Space to keep free.
     pub min_free: Amount,
-    /// Time without use after which an item goes.
     pub older_than: Option<Duration>,
-    /// Newest snapshots of steps that each env keeps.
     pub keep_last: usize,
-    /// Also remove sub-projects of TheRock.
     pub expunge: bool,
-    /// Maximum bytes by cache.
     pub cache_max: BTreeMap<String, u64>,
 }
 
@@ -219,16 +211,11 @@ impl Policy {
 /// A policy in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Limits {
-    /// Maximum size of the store.
     pub keep_at_most: Option<u64>,
-    /// Bytes of removable data that stay.
     pub keep_at_least: u64,
-    /// Bytes to keep free.
     pub min_free: u64,
-    /// Time without use after which an item goes.
     #[serde(serialize_with = "seconds::serialize")]
     pub older_than: Option<Duration>,
-    /// Newest snapshots of steps that each env keeps.
     pub keep_last: usize,
 }
 

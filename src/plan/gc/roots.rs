@@ -12,28 +12,20 @@ use crate::plan::record::{Origin, Record, Snapshot};
 /// Why an item stays.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
-    /// A command runs in an env that needs it.
     Running(EnvName),
-    /// A running command is about to use it.
     Lease(EnvName),
-    /// The current state of an env.
     Head(EnvName),
-    /// The newest snapshot of an env.
     Newest(EnvName, String),
-    /// A manual snapshot of an env.
     Pinned(EnvName, String),
-    /// A snapshot with manual changes.
     Changes(EnvName, String),
     /// A command may have changed the tree of a failed step that is based on it.
     Shown(EnvName),
-    /// One of an env's newest snapshots that the policy keeps.
     Last(EnvName, String),
     /// A killed `up` finished it for this env and could not record it.
     Unrecorded(EnvName),
     /// No step can rebuild it and no env names it: its env may have lost its record.
     Nameless,
     Locked(String),
-    /// Something unreadable may need it.
     Unreadable(String),
     /// It was built a moment ago, and its builder may be about to use it.
     Fresh,

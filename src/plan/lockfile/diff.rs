@@ -9,7 +9,6 @@ use super::{Lockfile, steps, sums};
 use crate::image::fetch::without_login;
 use crate::plan::resolve;
 
-/// What happened to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verb {
@@ -28,10 +27,8 @@ pub(crate) struct LockChange {
     /// Its name; a submodule's is `source/path`.
     pub name: String,
     pub change: Verb,
-    /// Old value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// New value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
     /// For a step: its own parts that differ.

@@ -116,7 +116,6 @@ impl Lockfile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LockedImage {
-    /// Recipe's name.
     pub name: String,
     /// Digest of the recipe as written.
     pub recipe: String,
@@ -275,7 +274,6 @@ pub struct LockedStep {
 pub struct LockedFingerprints {
     /// Artifacts with their fingerprints, empty if TheRock has none.
     pub artifacts: BTreeMap<String, String>,
-    /// The artifacts of each stage.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stages: BTreeMap<String, BTreeSet<String>>,
 }
@@ -312,7 +310,6 @@ pub struct Observed {
     pub time: Timestamp,
     pub rockenv: String,
     pub engine: String,
-    /// Release of the kernel.
     pub kernel: String,
     /// Version of the GPU driver, if it is separate from the kernel.
     pub amdgpu: Option<String>,

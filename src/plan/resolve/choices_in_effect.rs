@@ -31,11 +31,8 @@ pub(crate) fn choices(
 /// The variant, release and starting point in effect: requested, or the defaults.
 #[derive(Debug)]
 pub(crate) struct Chosen<'a> {
-    /// The variant, if there are any.
     pub variant: Option<&'a str>,
-    /// The release, if there are any.
     pub release: Option<&'a str>,
-    /// The starting point.
     pub from: &'a str,
     /// All parameters with their values.
     pub(crate) params: BTreeMap<String, String>,

@@ -14,7 +14,6 @@ use crate::sys::span::At;
 pub(crate) struct HookFacts {
     /// Digest of its effect.
     pub digest: String,
-    /// The volume that it changes.
     pub volume: String,
     /// The first step to apply it at, if it names one.
     pub from_step: Option<StepName>,

@@ -50,7 +50,6 @@ pub(crate) const VERSION: u32 = 1;
 /// A fully resolved environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Version of this form.
     pub version: u32,
     pub name: EnvName,
     pub profile: String,
@@ -68,7 +67,6 @@ pub struct Spec {
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
     pub image: String,
-    /// The engine that runs the steps.
     pub engine: Engine,
     /// Parent key of the first step.
     pub base_key: StepKey,
@@ -76,7 +74,6 @@ pub struct Spec {
     pub env_from_host: Vec<String>,
     /// The user behind `User::Builder`.
     pub user: BuildUser,
-    /// Needs and limits.
     pub resources: Resources,
     /// Further settings of steps with the GPU.
     #[serde(default, skip_serializing_if = "Extras::is_none")]
@@ -97,7 +94,6 @@ pub struct Spec {
     /// Descriptions of these variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub runtime_notes: BTreeMap<String, String>,
-    /// Hooks, in order.
     pub hooks: Vec<Hook>,
     /// Hooks of the profile that are not for this env.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -195,7 +191,6 @@ pub enum VolumeSource {
     Path(PathBuf),
     /// A repository, cloned into the store.
     Git(Git),
-    /// A directory of the store.
     Store,
 }
 
@@ -215,16 +210,13 @@ pub struct Git {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub name: StepName,
-    /// Key of its snapshot.
     pub key: StepKey,
     /// The key's ingredients besides the parent: beginnings of digests, by names such as `script` and `input NAME`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parts: BTreeMap<String, String>,
     pub user: User,
     pub workdir: String,
-    /// Whether it has a network.
     pub network: bool,
-    /// Whether it has the GPU.
     pub gpu: bool,
     /// Whether build volumes stay when it runs again.
     pub incremental: bool,

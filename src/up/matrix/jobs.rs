@@ -24,7 +24,6 @@ const IDS_LIMIT: u64 = 1 << 20;
 /// Maximum size of the file that lists the machines, in bytes.
 const LARGEST_RUNNERS: u64 = 1 << 20;
 
-/// The inputs of a pipeline.
 pub(crate) struct PipelineRequest<'a> {
     pub cells: &'a [Cell],
     pub runners: &'a Runners,

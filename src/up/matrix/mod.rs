@@ -28,22 +28,17 @@ use crate::up::context::Context;
 use crate::up::ephemeral;
 use crate::up::summary::removed_text;
 
-/// A request of `matrix up`.
 pub(crate) struct MatrixRequest<'a> {
     pub cells: &'a [Cell],
     /// Envs to build at once.
     pub parallel: u8,
-    /// Remove all envs at the end.
     pub ephemeral: bool,
-    /// Options for each `up`.
     pub options: &'a [String],
 }
 
-/// How `matrix up` ended.
 pub(crate) struct MatrixResult {
     pub common: Vec<CommonSteps>,
     pub envs: Vec<EnvResult>,
-    /// Whether ephemeral envs were removed.
     pub removed: Result<()>,
 }
 
@@ -81,12 +76,10 @@ impl EnvOutcome {
     }
 }
 
-/// How an env ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct EnvResult {
     /// The target; several targets of one profile are joined by commas.
     pub target: String,
-    /// The env's name, once known.
     pub env: Option<EnvName>,
     pub outcome: EnvOutcome,
     /// Milliseconds of its `up`, without steps built for others.
@@ -95,7 +88,6 @@ pub(crate) struct EnvResult {
     pub disk_delta: i64,
     /// Why it failed or did not run.
     pub why: Option<String>,
-    /// The kind of its failure.
     #[serde(skip)]
     failure: Option<Kind>,
 }
@@ -144,9 +136,7 @@ impl EnvResult {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CommonSteps {
     pub env: String,
-    /// All envs that share them.
     pub envs: Vec<String>,
-    /// The last shared step.
     until: String,
     steps: usize,
     pub wall_ms: u64,
