@@ -3,7 +3,6 @@
 //! The ratio limit is enforced here, where both sizes are known, so that a small file cannot fill the disk.
 
 use std::io::{self, BufRead, BufReader, Read};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -43,12 +42,12 @@ struct Input {
     failed: AtomicBool,
 }
 
-struct Counted<R> {
+struct Counted<'a, R> {
     inner: R,
-    input: Arc<Input>,
+    input: &'a Input,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for Counted<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let failed = |_: &io::Error| self.input.failed.store(true, Ordering::Relaxed);
         let amount = self.inner.read(buffer).inspect_err(failed)?;
@@ -74,10 +73,10 @@ pub(super) fn decompressed<T>(
     if kind == Compression::None {
         return Ok(consume(&mut BufReader::with_capacity(CHUNK, source)));
     }
-    let input = Arc::new(Input::default());
+    let input = &Input::default();
     let source = Counted {
         inner: source,
-        input: Arc::clone(&input),
+        input,
     };
     std::thread::scope(|scope| {
         let (sender, receiver) = sync_channel::<io::Result<Vec<u8>>>(4);

@@ -103,32 +103,36 @@ impl<R: BufRead> Reader<R> {
                 }
                 return Ok(None);
             };
-            let kind = header.entry_type();
             let size = number(&header.as_old().size, "size")?;
-            let Some(extension) = Extension::of(kind) else {
-                let names = (long_name, long_link);
-                return self
-                    .entry(&header, size, pax.unwrap_or_default(), names)
-                    .map(Some);
-            };
-            // A volume label names nothing in the file system.
-            if extension == Extension::Label {
-                self.start(size);
-                continue;
-            }
-            if size > MAX_EXTENSION {
-                return Err(broken!("an extended header has {size} bytes"));
-            }
-            self.start(size);
-            let data = self.read_all()?;
-            match extension {
-                Extension::Global => self.globals.parse_global(&data)?,
-                Extension::Pax => pax = Some(Pax::parse(&data)?),
-                Extension::LongName => long_name = Some(until_nul(&data)),
-                Extension::LongLink => long_link = Some(until_nul(&data)),
-                Extension::Label => {}
+            match header.entry_type() {
+                EntryType::XGlobalHeader => {
+                    let data = self.extension(size)?;
+                    self.globals.parse_global(&data)?;
+                }
+                EntryType::XHeader => pax = Some(Pax::parse(&self.extension(size)?)?),
+                EntryType::GNULongName => long_name = Some(until_nul(&self.extension(size)?)),
+                EntryType::GNULongLink => long_link = Some(until_nul(&self.extension(size)?)),
+                // Solaris had extended headers before POSIX.
+                kind if kind.as_byte() == b'X' => pax = Some(Pax::parse(&self.extension(size)?)?),
+                // A volume label names nothing in the file system.
+                kind if kind.as_byte() == b'V' => self.start(size),
+                _ => {
+                    let names = (long_name, long_link);
+                    return self
+                        .entry(&header, size, pax.unwrap_or_default(), names)
+                        .map(Some);
+                }
             }
         }
+    }
+
+    /// Reads the data of an extended header.
+    fn extension(&mut self, size: u64) -> Result<Vec<u8>> {
+        if size > MAX_EXTENSION {
+            return Err(broken!("an extended header has {size} bytes"));
+        }
+        self.start(size);
+        self.read_all()
     }
 
     /// Returns part of the current entry's data. Empty at the end.
@@ -374,31 +378,6 @@ impl<R: BufRead> Reader<R> {
                 ));
             }
         })
-    }
-}
-
-/// A header that does not stand for an entry.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Extension {
-    Global,
-    Pax,
-    LongName,
-    LongLink,
-    Label,
-}
-
-impl Extension {
-    fn of(kind: EntryType) -> Option<Self> {
-        match kind {
-            EntryType::XGlobalHeader => Some(Self::Global),
-            EntryType::XHeader => Some(Self::Pax),
-            EntryType::GNULongName => Some(Self::LongName),
-            EntryType::GNULongLink => Some(Self::LongLink),
-            // Solaris had extended headers before POSIX.
-            _ if kind.as_byte() == b'X' => Some(Self::Pax),
-            _ if kind.as_byte() == b'V' => Some(Self::Label),
-            _ => None,
-        }
     }
 }
 
