@@ -246,30 +246,26 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
     if let Some(home) = joined.next().or(after.next().map(String::as_str)) {
         config.home = std::path::absolute(home)?;
     }
-    Ok(match names {
-        Names::Directory => Vec::new(),
-        Names::Commands => commands(words),
-        Names::ProfileSteps => profile_steps(&config, words)?,
-        Names::Targets => targets(),
-        Names::Profiles => profiles(&config)?,
+    let found: Vec<String> = match names {
+        Names::Commands => return Ok(commands(words)),
+        Names::Targets => return Ok(targets()),
+        Names::Profiles => return profiles(&config),
         Names::ProfilesAndTargets => {
             let mut found = profiles(&config)?;
             found.extend(targets());
-            found
+            return Ok(found);
         }
-        Names::Images => catalog::list(&config.image_dirs)?
-            .into_iter()
-            .map(|image| CompletionCandidate::new(image.name))
-            .collect(),
-        Names::Hooks => hook::list(&config.hook_dirs)?
-            .into_iter()
-            .map(|hook| CompletionCandidate::new(hook.name))
-            .collect(),
-        Names::Envs => envs(&config)?
-            .1
-            .into_iter()
-            .map(|env| CompletionCandidate::new(env.as_str()))
-            .collect(),
+        Names::Directory => Vec::new(),
+        Names::ProfileSteps => profile_steps(&config, words)?,
+        Names::Images => {
+            let images = catalog::list(&config.image_dirs)?.into_iter();
+            images.map(|image| image.name).collect()
+        }
+        Names::Hooks => {
+            let hooks = hook::list(&config.hook_dirs)?.into_iter();
+            hooks.map(|hook| hook.name).collect()
+        }
+        Names::Envs => envs(&config)?.1.into_iter().map(String::from).collect(),
         Names::Snapshots | Names::Steps => {
             let (store, envs) = envs(&config)?;
             let mut found = Vec::new();
@@ -287,9 +283,10 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
                     found.extend(record.steps.into_iter().map(|one| one.name.into()));
                 }
             }
-            found.into_iter().map(CompletionCandidate::new).collect()
+            found
         }
-    })
+    };
+    Ok(found.into_iter().map(CompletionCandidate::new).collect())
 }
 
 /// Returns the subcommands of the command named by the preceding words.
@@ -308,18 +305,17 @@ fn commands(words: &[String]) -> Vec<CompletionCandidate> {
 }
 
 /// Returns the steps of the profile named earlier on the line.
-fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCandidate>> {
+fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<String>> {
     let names = profile::names(&config.profile_dirs)?;
     let names = || names.iter().map(String::as_str);
-    let mut steps = Vec::new();
     for word in words.iter().skip(3).filter(|word| !word.starts_with('-')) {
         if let Ok(request) = profile_or_target(word, &[], None, names()) {
             let found = profile::load(&config.profile_dirs, &request.profile)?;
-            steps.extend(found.steps.into_iter().map(|step| String::from(step.name)));
-            break;
+            let steps = found.steps.into_iter();
+            return Ok(steps.map(|step| String::from(step.name)).collect());
         }
     }
-    Ok(steps.into_iter().map(CompletionCandidate::new).collect())
+    Ok(Vec::new())
 }
 
 fn envs(config: &Config) -> Result<(Store, Vec<EnvName>)> {

@@ -191,22 +191,11 @@ impl Record {
     /// Makes the record of a complete env, for tests.
     pub(crate) fn sample(id: &str, made: Timestamp) -> Self {
         Self {
-            version: VERSION,
-            id: id.into(),
-            created: made,
-            used: made,
             profile: "p".to_owned(),
-            targets: Vec::new(),
             image: "base".to_owned(),
-            image_key: "image".into(),
             engine: "nspawn".to_owned(),
-            service: None,
-            head: Head::default(),
-            snapshots: Vec::new(),
-            steps: Vec::new(),
-            failed: None,
             complete: true,
-            command: None,
+            ..Self::empty(id.into(), "image".into(), made)
         }
     }
 }
@@ -232,15 +221,25 @@ impl Record {
     /// Makes the record of an env in which no step ran yet.
     pub(crate) fn new(spec: &Spec, id: EnvId, image_key: ImageKey, now: Timestamp) -> Self {
         Self {
+            profile: spec.profile.clone(),
+            targets: spec.targets.iter().map(ToString::to_string).collect(),
+            image: spec.image.clone(),
+            engine: spec.engine.name().to_owned(),
+            ..Self::empty(id, image_key, now)
+        }
+    }
+
+    fn empty(id: EnvId, image_key: ImageKey, now: Timestamp) -> Self {
+        Self {
             version: VERSION,
             id,
             created: now,
             used: now,
-            profile: spec.profile.clone(),
-            targets: spec.targets.iter().map(ToString::to_string).collect(),
-            image: spec.image.clone(),
+            profile: String::new(),
+            targets: Vec::new(),
+            image: String::new(),
             image_key,
-            engine: spec.engine.name().to_owned(),
+            engine: String::new(),
             service: None,
             head: Head::default(),
             snapshots: Vec::new(),

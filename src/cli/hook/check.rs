@@ -62,23 +62,18 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
             };
             Ok((revisions, script))
         });
-        reports.push(match looked {
-            Ok((revisions, script)) => Checked {
-                hook: name,
-                ok: revisions.last().is_none_or(|at| at.applies),
-                error: None,
-                revisions,
-                script,
-            },
+        let ((revisions, script), error) = match looked {
+            Ok(found) => (found, None),
             // A missing revision is the user's mistake, not the hook's.
             Err(error) if error.kind() != Kind::Invalid => return Err(error),
-            Err(error) => Checked {
-                hook: name,
-                ok: false,
-                error: Some(error.chain().join("\n")),
-                revisions: Vec::new(),
-                script: false,
-            },
+            Err(error) => (Default::default(), Some(error.chain().join("\n"))),
+        };
+        reports.push(Checked {
+            hook: name,
+            ok: error.is_none() && revisions.last().is_none_or(|at| at.applies),
+            error,
+            revisions,
+            script,
         });
     }
     let code = code_of(reports.iter().all(|report| report.ok), Kind::Invalid);

@@ -32,11 +32,6 @@ pub struct SetupArgs {
     timer: Option<Option<Preset>>,
 }
 
-fn parse_size(text: &str) -> Result<u64> {
-    value::size(text)
-        .map_err(|refused| usage!("{}", refused.message).help("rockenv setup --store-image 300G"))
-}
-
 /// Installs missing packages, and creates the store image and the timer if requested.
 pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     let mut features = args.features.clone();
@@ -46,7 +41,10 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     let image = match &args.store_image {
         Some(text) => {
             features.push(Feature::Btrfs);
-            Some(StoreImage::plan(&cx.config.home, parse_size(text)?)?)
+            let size = value::size(text).map_err(|refused| {
+                usage!("{}", refused.message).help("rockenv setup --store-image 300G")
+            })?;
+            Some(StoreImage::plan(&cx.config.home, size)?)
         }
         None => None,
     };
