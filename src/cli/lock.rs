@@ -13,8 +13,6 @@ use crate::up::context::Context;
 use crate::up::lock::{LockOptions, WrittenLock};
 use crate::up::request::SelectArgs;
 
-const LOCK: &str = "Lock file";
-
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct LockArgs {
@@ -22,15 +20,8 @@ pub struct LockArgs {
     command: Option<LockCommand>,
     #[command(flatten)]
     select: SelectArgs,
-    /// Image or source to lock again at its current version, or `all`; may be given again
-    #[arg(short, long, value_name = "NAME", help_heading = LOCK)]
-    update: Vec<String>,
-    /// Also lock outputs of steps that were built on files from an earlier build [default: `reuse` in the configuration]
-    #[arg(long, help_heading = LOCK)]
-    allow_incremental: bool,
-    /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]
-    #[arg(long, value_name = "FILE", help_heading = LOCK)]
-    file: Option<PathBuf>,
+    #[command(flatten)]
+    options: LockOptions,
 }
 
 #[derive(Debug, Subcommand)]
@@ -51,15 +42,7 @@ pub(crate) fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     if let Some(LockCommand::Diff(args)) = &args.command {
         return diff(cx, args);
     }
-    let written = up::lock::lock(
-        cx,
-        &args.select.request("lock"),
-        &LockOptions {
-            update: &args.update,
-            allow_incremental: args.allow_incremental,
-            file: args.file.as_deref(),
-        },
-    )?;
+    let written = up::lock::lock(cx, &args.select.request("lock"), &args.options)?;
     say(cx, written)
 }
 

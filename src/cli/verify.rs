@@ -25,12 +25,8 @@ pub struct VerifyArgs {
     env: EnvName,
     /// The steps [default: all that have a snapshot]
     steps: Vec<String>,
-    /// Also compare modification times, and the logs and caches of package managers and ninja
-    #[arg(long)]
-    strict: bool,
-    /// Let the steps use the store's caches, as `up` does [default: they start with empty caches]
-    #[arg(long)]
-    with_caches: bool,
+    #[command(flatten)]
+    options: VerifyOptions,
 }
 
 /// Rebuilds steps of an env and compares them; returns the exit code.
@@ -48,11 +44,7 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
         store: &store,
         offline: false,
     };
-    let options = VerifyOptions {
-        strict: args.strict,
-        with_caches: args.with_caches,
-    };
-    let rebuild = Rebuild::prepare(with, options, &env, spec, &name, &segments)?;
+    let rebuild = Rebuild::prepare(with, args.options, &env, spec, &name, &segments)?;
     let claim = store.create_ephemeral(&name, "verify")?;
     let outcome = rebuild.all(&name, &segments);
     let removed = ephemeral::end(&store, &name, claim);

@@ -4,7 +4,8 @@
 //! An env is an index of its phase's job, not a job of its own: a JobSet stops all its jobs when one of them fails, and
 //! Kueue accepts only a few jobs per JobSet.
 
-use clap::ValueEnum;
+use clap::builder::NonEmptyStringValueParser as NonEmpty;
+use clap::{Args, ValueEnum};
 use sha2::{Digest as _, Sha256};
 
 use super::jobs::Job;
@@ -33,16 +34,28 @@ pub(crate) enum Orchestrator {
 }
 
 /// Where the jobs run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Cluster {
-    pub orchestrator: Orchestrator,
-    /// An image that contains rockenv.
+    /// Container image that contains rockenv
+    #[arg(long, value_name = "IMAGE", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
     pub image: String,
-    /// Claim on the volume that contains the store. Without a claim each job has its own store.
+    /// PersistentVolumeClaim of the volume with the store [default: each job has a store of its own]
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "registry",
+        value_parser = NonEmpty::new(),
+        help_heading = "Kubernetes"
+    )]
     pub claim: Option<String>,
-    /// Secret with the registry logins.
-    pub login: Option<String>,
-    /// Kueue's queue.
+    /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
+    #[arg(long, value_name = "NAME", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
+    pub registry_secret: Option<String>,
+    /// Controller that starts the jobs in order
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = Orchestrator::Jobset, help_heading = "Kubernetes")]
+    pub orchestrator: Orchestrator,
+    /// Kueue queue that admits the jobs
+    #[arg(long, value_name = "NAME", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
     pub queue: Option<String>,
 }
 
@@ -272,7 +285,7 @@ fn container(pipeline: &Pipeline, cluster: &Cluster, phase: &Phase<'_>) -> Strin
             variables += &variable("BRACE", "{");
         }
     }
-    if cluster.login.is_some() {
+    if cluster.registry_secret.is_some() {
         variables += &variable("REGISTRY_AUTH_FILE", &format!("{LOGIN}/auth.json"));
     }
     let secrets = pipeline.calls.secrets.iter();
@@ -291,7 +304,7 @@ fn container(pipeline: &Pipeline, cluster: &Cluster, phase: &Phase<'_>) -> Strin
     if !variables.is_empty() {
         variables = format!("env:\n{variables}");
     }
-    let login = match cluster.login {
+    let login = match cluster.registry_secret {
         Some(_) => format!("  - name: login\n    mountPath: {LOGIN}\n    readOnly: true\n"),
         None => String::new(),
     };
@@ -335,7 +348,7 @@ fn volumes(cluster: &Cluster) -> String {
         Some(claim) => format!("persistentVolumeClaim: {{claimName: {}}}", scalar(claim)),
         None => "emptyDir: {}".to_owned(),
     };
-    let login = cluster.login.as_deref().map(scalar);
+    let login = cluster.registry_secret.as_deref().map(scalar);
     let pull = login
         .iter()
         .map(|secret| format!("imagePullSecrets:\n  - name: {secret}\n"));
@@ -395,7 +408,7 @@ mod tests {
             orchestrator,
             image: "registry.example.org/rockenv".to_owned(),
             claim: None,
-            login: None,
+            registry_secret: None,
             queue: None,
         }
     }

@@ -3,6 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser as NonEmpty;
+
 use super::jobs::Job;
 use super::pipeline::{Pipeline, block_end, quote, words};
 
@@ -26,12 +29,20 @@ END { if (all) print substr(jobs, 2) ":" all }
 "#;
 
 /// Settings for `sbatch` beyond the plan.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Site {
-    /// The resource that GPU jobs request; `{target}` stands for the env's target.
+    /// Run steps with a GPU as separate jobs that request this resource, such as `gpu:1` or `gpu:{target}:1`
+    #[arg(long, value_name = "GRES", value_parser = NonEmpty::new(), help_heading = "Slurm")]
     pub gres: Option<String>,
-    /// Options of every `sbatch`: a partition, an account.
-    pub options: Vec<String>,
+    /// Option for each `sbatch`, such as `--partition=build`; may be given again
+    #[arg(
+        long,
+        value_name = "OPTION",
+        value_parser = NonEmpty::new(),
+        allow_hyphen_values = true,
+        help_heading = "Slurm"
+    )]
+    pub sbatch: Vec<String>,
 }
 
 /// Writes the script. It prints a line with the name and id of each job, and cancels all submitted jobs if one is
@@ -141,7 +152,7 @@ fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], comment:
             .map(|bytes| format!("--mem={}M", bytes.div_ceil(1 << 20))),
     );
     let comment = [format!("--comment={comment}")];
-    words(&[&options[..], more, &site.options, &comment].concat())
+    words(&[&options[..], more, &site.sbatch, &comment].concat())
 }
 
 /// Writes the submission of a job that runs these lines.
@@ -163,7 +174,7 @@ mod tests {
     fn each_job_waits_for_what_it_stands_on_and_asks_for_what_it_needs() {
         let site = Site {
             gres: Some("gpu:{target}:1".to_owned()),
-            options: vec!["--partition=a b".to_owned()],
+            sbatch: vec!["--partition=a b".to_owned()],
         };
         let text = script(&pipeline(true, &[]), &site);
         let submitted: Vec<&str> = text

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+
 use crate::plan::lockfile::{self, LockChange, Lockfile};
 use crate::plan::resolve::VolumeKind;
 use crate::sys::error::{Error, Kind, Result};
@@ -15,12 +17,19 @@ use crate::up::request::UpRequest;
 use crate::up::select::Selection;
 use crate::up::task::Task;
 
-pub(crate) struct LockOptions<'a> {
-    /// Images and sources to lock again.
-    pub(crate) update: &'a [String],
-    /// Also lock outputs of incremental steps.
-    pub(crate) allow_incremental: bool,
-    pub(crate) file: Option<&'a Path>,
+const LOCK: &str = "Lock file";
+
+#[derive(Debug, Args)]
+pub(crate) struct LockOptions {
+    /// Image or source to lock again at its current version, or `all`; may be given again
+    #[arg(short, long, value_name = "NAME", help_heading = LOCK)]
+    update: Vec<String>,
+    /// Also lock outputs of steps that were built on files from an earlier build [default: `reuse` in the configuration]
+    #[arg(long, help_heading = LOCK)]
+    allow_incremental: bool,
+    /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]
+    #[arg(long, value_name = "FILE", help_heading = LOCK)]
+    file: Option<PathBuf>,
 }
 
 /// A lock file that is up to date.
@@ -35,14 +44,14 @@ pub(crate) struct WrittenLock {
 pub(crate) fn lock(
     cx: &Context,
     request: &UpRequest<'_>,
-    options: &LockOptions<'_>,
+    options: &LockOptions,
 ) -> Result<WrittenLock> {
     let mut selection = Selection::new(cx, request)?;
     selection.reuse = selection.reuse.or_incremental(options.allow_incremental);
     // Other envs cannot use an env's own layers.
     selection.own = false;
-    let path = match options.file {
-        Some(file) => file.to_owned(),
+    let path = match &options.file {
+        Some(file) => file.clone(),
         None => locked::place(&selection)?,
     };
     let old = lockfile::read(&path)?;
@@ -50,7 +59,7 @@ pub(crate) fn lock(
         fits(cx, request, options, (&path, old), &mut selection)?;
     }
     selection.choose_engine(cx, request)?;
-    check_names(options.update, &selection)?;
+    check_names(&options.update, &selection)?;
     selection.note_absent_engine(cx);
     let is_rootless = selection.choice.service.is_some();
     // The image's packages are known only after its build.
@@ -68,10 +77,10 @@ pub(crate) fn lock(
             store: &store,
             offline: false,
         },
-        update: options.update,
+        update: &options.update,
         old: old.as_ref(),
     };
-    let command = locked::command(request, options.file);
+    let command = locked::command(request, options.file.as_deref());
     let outcome = locking.lock(&mut selection, &path, command);
     cx.tidy(&store)?;
     let lock = match (outcome, signals.pending()?) {
@@ -99,25 +108,25 @@ pub(crate) fn lock(
 fn fits(
     cx: &Context,
     request: &UpRequest<'_>,
-    options: &LockOptions<'_>,
+    options: &LockOptions,
     (path, old): (&Path, &Lockfile),
     selection: &mut Selection,
 ) -> Result<()> {
     let has_old_targets = locked::has_old_targets(old, selection);
     let updates_all = options.update.iter().any(|name| name == ALL);
     let differences = locked::other_choices(old, selection);
+    let command = locked::command(request, options.file.as_deref());
     if let Some(first) = differences.first()
         && !(has_old_targets && updates_all)
     {
         let help = match has_old_targets {
-            true => format!("{} --update {ALL}", locked::command(request, options.file)),
+            true => format!("{command} --update {ALL}"),
             false => request.command("lock", &[("--file", Some("NEW.lock"))]),
         };
         let message = format!("`{}` is the lock file of another build", path.display());
         return Err(usage!("{message}: {first}").help(help));
     }
     if selection.inputs.params.is_empty() {
-        let command = locked::command(request, options.file);
         let used = selection.use_params(cx, old.params.clone());
         used.map_err(|error| locked::of_params(error, path, &command))?;
     }

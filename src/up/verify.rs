@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use clap::Args;
 use serde::Serialize;
 
 use crate::execute::verify::{self, Compared, Side, StepComparison, changed};
@@ -29,12 +30,14 @@ use crate::up::hooks;
 use crate::up::lock_env::new_record;
 use crate::up::segments::{Segment, plan, runs, snapshot_layer};
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct VerifyOptions {
-    /// Whether to compare modification times, logs and caches too.
-    pub(crate) strict: bool,
-    /// Whether the steps use the store's caches.
-    pub(crate) with_caches: bool,
+    /// Also compare modification times, and the logs and caches of package managers and ninja
+    #[arg(long)]
+    strict: bool,
+    /// Let the steps use the store's caches, as `up` does [default: they start with empty caches]
+    #[arg(long)]
+    with_caches: bool,
 }
 
 #[derive(Debug, Serialize)]

@@ -12,7 +12,7 @@ use super::Which;
 use crate::image::fetch;
 use crate::matrix::github::{self, Action};
 use crate::matrix::jobs::{NEEDED, Runners, Shard, hosted, take_option};
-use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
+use crate::matrix::kubernetes::{self, Cluster};
 use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, quote, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, gitlab};
@@ -144,18 +144,8 @@ pub struct SlurmArgs {
     part: Part,
     #[command(flatten)]
     call: Call,
-    /// Run steps with a GPU as separate jobs that request this resource, such as `gpu:1` or `gpu:{target}:1`
-    #[arg(long, value_name = "GRES", value_parser = NonEmpty::new(), help_heading = "Slurm")]
-    gres: Option<String>,
-    /// Option for each `sbatch`, such as `--partition=build`; may be given again
-    #[arg(
-        long,
-        value_name = "OPTION",
-        value_parser = NonEmpty::new(),
-        allow_hyphen_values = true,
-        help_heading = "Slurm"
-    )]
-    sbatch: Vec<String>,
+    #[command(flatten)]
+    site: Site,
     /// Submit the jobs, and print their ids
     #[arg(long, help_heading = "Slurm")]
     submit: bool,
@@ -167,27 +157,8 @@ pub struct KubernetesArgs {
     part: Part,
     #[command(flatten)]
     call: Call,
-    /// Container image that contains rockenv
-    #[arg(long, value_name = "IMAGE", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
-    image: String,
-    /// PersistentVolumeClaim of the volume with the store [default: each job has a store of its own]
-    #[arg(
-        long,
-        value_name = "NAME",
-        required_unless_present = "registry",
-        value_parser = NonEmpty::new(),
-        help_heading = "Kubernetes"
-    )]
-    claim: Option<String>,
-    /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
-    #[arg(long, value_name = "NAME", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
-    registry_secret: Option<String>,
-    /// Controller that starts the jobs in order
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = Orchestrator::Jobset, help_heading = "Kubernetes")]
-    orchestrator: Orchestrator,
-    /// Kueue queue that admits the jobs
-    #[arg(long, value_name = "NAME", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
-    queue: Option<String>,
+    #[command(flatten)]
+    cluster: Cluster,
 }
 
 /// Prints the jobs, or the result of submitting them.
@@ -207,7 +178,7 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Kubernetes(args) => {
             check_home(cx, &args.call)?;
             let pipeline = scheduled(cx, &args.part, &args.call, NEEDED, false)?;
-            kubernetes::manifest(&pipeline, &args.cluster())
+            kubernetes::manifest(&pipeline, &args.cluster)
         }
     };
     cx.ui.data(&text);
@@ -285,36 +256,20 @@ impl Call {
 
 impl SlurmArgs {
     fn script(&self, cx: &Context) -> Result<String> {
-        let site = Site {
-            gres: self.gres.clone(),
-            options: self.sbatch.clone(),
-        };
         self.call.without_secrets(
             "export the variable before you submit: `sbatch` passes its environment on",
         )?;
         // Without `--gres`, a task may run on a node without a GPU.
-        let gpu = match site.gres {
+        let gpu = match self.site.gres {
             Some(_) => NEEDED,
             None => "auto",
         };
         // The tasks of an array start in the order of their indices.
         let mut pipeline = scheduled(cx, &self.part, &self.call, gpu, true)?;
-        if site.gres.is_none() {
+        if self.site.gres.is_none() {
             pipeline.jobs = whole(pipeline.jobs);
         }
-        Ok(slurm::script(&pipeline, &site))
-    }
-}
-
-impl KubernetesArgs {
-    fn cluster(&self) -> Cluster {
-        Cluster {
-            orchestrator: self.orchestrator,
-            image: self.image.clone(),
-            claim: self.claim.clone(),
-            login: self.registry_secret.clone(),
-            queue: self.queue.clone(),
-        }
+        Ok(slurm::script(&pipeline, &self.site))
     }
 }
 
