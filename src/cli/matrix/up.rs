@@ -19,28 +19,14 @@ const TITLES: [&str; 6] = ["target", "env", "outcome", ">time", ">disk", "why"];
 pub struct MatrixUpArgs {
     #[command(flatten)]
     which: Which,
-    /// Envs to build at once; all share one budget of jobs
-    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
-    parallel: u8,
-    /// Remove all envs when this command ends, even if it is killed; outputs, caches and sources stay
-    #[arg(long)]
-    ephemeral: bool,
-    /// Options for each `up`, after `--`
-    #[arg(index = 2, last = true, value_name = "OPTION")]
-    options: Vec<String>,
+    #[command(flatten)]
+    request: MatrixRequest,
 }
 
 /// Brings all envs up; returns the exit code.
 pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
-    let result = matrix::up(
-        cx,
-        &MatrixRequest {
-            cells: &cells(&args.which.profile, &args.which.targets)?,
-            parallel: args.parallel,
-            ephemeral: args.ephemeral,
-            options: &args.options,
-        },
-    )?;
+    let cells = cells(&args.which.profile, &args.which.targets)?;
+    let result = matrix::up(cx, &cells, &args.request)?;
     let exit_code = result.exit_code();
     let lines = lines(&result.common, &result.envs);
     job_summary::of_matrix(cx, &TITLES, &lines);

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Instant;
 
+use clap::Args;
 use serde::Serialize;
 
 use self::rockenv_command::{EnvPlan, RockenvCommand, UpEvents};
@@ -28,12 +29,17 @@ use crate::up::context::Context;
 use crate::up::ephemeral;
 use crate::up::summary::removed_text;
 
-pub(crate) struct MatrixRequest<'a> {
-    pub cells: &'a [Cell],
-    /// Envs to build at once.
-    pub parallel: u8,
-    pub ephemeral: bool,
-    pub options: &'a [String],
+#[derive(Debug, Args)]
+pub(crate) struct MatrixRequest {
+    /// Envs to build at once; all share one budget of jobs
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    parallel: u8,
+    /// Remove all envs when this command ends, even if it is killed; outputs, caches and sources stay
+    #[arg(long)]
+    ephemeral: bool,
+    /// Options for each `up`, after `--`
+    #[arg(index = 2, last = true, value_name = "OPTION")]
+    options: Vec<String>,
 }
 
 pub(crate) struct MatrixResult {
@@ -171,7 +177,7 @@ const NOT_PASSED: [&str; 7] = [
 ];
 
 /// Brings all envs up.
-pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResult> {
+pub(crate) fn up(cx: &Context, cells: &[Cell], request: &MatrixRequest) -> Result<MatrixResult> {
     let mut options = request
         .options
         .iter()
@@ -188,23 +194,23 @@ pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResu
     let rockenv = RockenvCommand {
         cx,
         host: Host::probe()?,
-        options: request.options,
+        options: &request.options,
         cancel: &cancel,
     };
-    let envs = request.cells.iter().map(|cell| EnvResult::new(cx, cell));
+    let envs = cells.iter().map(|cell| EnvResult::new(cx, cell));
     let mut progress = Progress {
         cx,
         envs: envs.collect::<Result<_>>()?,
         common: Vec::new(),
         beside: false,
     };
-    let scheduler = Scheduler::new(&plan_all(&rockenv, request.cells, &mut progress.envs)?);
+    let scheduler = Scheduler::new(&plan_all(&rockenv, cells, &mut progress.envs)?);
     // Kept until the last env has ended: each builds on steps that another built.
     let claims = match request.ephemeral {
         true => create_ephemeral_envs(cx, &progress.envs)?,
         false => Vec::new(),
     };
-    build(&rockenv, request, &mut progress, scheduler);
+    build(&rockenv, cells, request.parallel, &mut progress, scheduler);
     let count = size::count(claims.len(), "env");
     let removed = end_ephemeral_envs(cx, claims);
     if let (true, Ok(outputs)) = (request.ephemeral, &removed) {
@@ -312,7 +318,8 @@ fn end_ephemeral_envs(cx: &Context, claims: Vec<Claim>) -> Result<Vec<PathBuf>> 
 /// Builds the envs, several at a time.
 fn build(
     rockenv: &RockenvCommand<'_>,
-    request: &MatrixRequest<'_>,
+    cells: &[Cell],
+    parallel: u8,
     progress: &mut Progress<'_>,
     mut scheduler: Scheduler,
 ) {
@@ -320,7 +327,7 @@ fn build(
         let (ended, ends) = mpsc::channel();
         let mut running = 0;
         loop {
-            while running < request.parallel
+            while running < parallel
                 && rockenv.cancel.caught().is_none()
                 && let Some(up) = scheduler.start_next()
             {
@@ -331,7 +338,7 @@ fn build(
                 let thread = thread::start_in(scope, move || {
                     let began = Instant::now();
                     let until = up.shared.as_ref().map(|shared| shared.until.as_str());
-                    let (events, result) = rockenv.up(&request.cells[up.env], &env, until);
+                    let (events, result) = rockenv.up(&cells[up.env], &env, until);
                     let wall_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
                     let finished = FinishedUp {
                         up,
