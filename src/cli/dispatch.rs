@@ -31,7 +31,7 @@ pub(crate) fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Image(command) => super::image::image(cx, command),
         Command::Profile(command) => super::profile::profile(cx, command),
         Command::Hook(command) => super::hook::hook(cx, &command),
-        Command::On(args) => super::on::on(cx, &args),
+        Command::On(request) => super::on::on(cx, request),
         Command::Matrix(command) => super::matrix::matrix(cx, &command),
         Command::Target(command) => super::target::target(cx, &command),
         Command::Export(args) => super::export::export(cx, &args),

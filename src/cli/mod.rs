@@ -49,6 +49,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::remote::RemoteRequest;
 use crate::sys::error::Kind;
 use crate::up::options::UpOptions;
 
@@ -153,7 +154,7 @@ pub enum Command {
     #[command(subcommand)]
     Hook(hook::HookCommand),
     /// Run a rockenv command on another machine, over ssh
-    On(on::OnArgs),
+    On(RemoteRequest),
     /// Work with several targets at once
     #[command(subcommand)]
     Matrix(matrix::MatrixCommand),

@@ -1,40 +1,13 @@
 //! Owns `on`: the machine, the files to send and fetch, and the command to run there.
 
-use std::path::PathBuf;
-
-use clap::{Args, Parser as _};
+use clap::Parser as _;
 
 use crate::cli::{Cli, Command, GlobalArgs};
-use crate::remote::{self, Machine, RemoteRequest};
+use crate::remote::{self, RemoteRequest};
 use crate::sys::error::Result;
 use crate::up::context::Context;
 
-#[derive(Debug, Args)]
-pub struct OnArgs {
-    /// The machine
-    #[arg(value_name = "ssh://[USER@]HOST[:PORT]")]
-    machine: Machine,
-    /// Run it there with `sudo -n`
-    #[arg(long, requires = "command")]
-    sudo: bool,
-    /// Also send a file or directory below the working directory; may be given again
-    #[arg(long, value_name = "PATH")]
-    send: Vec<PathBuf>,
-    /// After success, fetch a file or directory, below the working directory on both machines; no file here is
-    /// replaced
-    #[arg(long, value_name = "PATH")]
-    fetch: Vec<PathBuf>,
-    /// The rockenv command to run there, such as `up gfx1103`
-    #[arg(
-        value_name = "COMMAND",
-        required_unless_present_any = ["send", "fetch"],
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    command: Vec<String>,
-}
-
-impl OnArgs {
+impl RemoteRequest {
     /// Forwards the global options to the command, whether they precede or follow `on`.
     pub(crate) fn hand_on(&mut self, global: &GlobalArgs) {
         let verbose = std::iter::repeat_n("--verbose", global.verbose.into());
@@ -55,15 +28,8 @@ impl OnArgs {
     }
 }
 
-pub(crate) fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
-    let request = RemoteRequest {
-        machine: &args.machine,
-        sudo: args.sudo,
-        send: &args.send,
-        fetch: &args.fetch,
-        command: &args.command,
-        reads_input: reads_input(&args.command),
-    };
+pub(crate) fn on(cx: &Context, mut request: RemoteRequest) -> Result<u8> {
+    request.reads_input = reads_input(&request.command);
     remote::on(&cx.ui, &cx.config, &request)
 }
 

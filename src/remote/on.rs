@@ -12,9 +12,10 @@ use fs_err as fs;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::{Digest as _, Sha256};
 
+use super::RemoteRequest;
 use super::received::unpack;
 use super::remote_exec::{FORCE_COLOR, NO_COLOR};
-use super::ssh::{Machine, SshConnection, output};
+use super::ssh::{SshConnection, output};
 use super::transfer::{LATEST, Manifest, send, short};
 use super::tree::{Seen, Tree};
 use crate::store::config::{Config, Terminal};
@@ -57,20 +58,6 @@ code=$?
 [ $code != 255 ] || code=254
 exit $code"#;
 
-/// What to run on which machine.
-pub(crate) struct RemoteRequest<'a> {
-    pub machine: &'a Machine,
-    /// Run the command with `sudo -n`.
-    pub sudo: bool,
-    /// Additional files and directories to send, below the working directory.
-    pub send: &'a [PathBuf],
-    /// Files and directories to fetch after success.
-    pub fetch: &'a [PathBuf],
-    pub command: &'a [String],
-    /// The command forwards standard input.
-    pub reads_input: bool,
-}
-
 /// Splits the path of a file that another machine sent to this one: the place that belongs to the sender's working
 /// directory, and the file's path below that directory. The component between them depends on the files' content.
 pub(crate) fn sent_file(path: &Path) -> Option<(PathBuf, PathBuf)> {
@@ -84,14 +71,14 @@ pub(crate) fn sent_file(path: &Path) -> Option<(PathBuf, PathBuf)> {
 }
 
 /// Runs the request on the other machine. Returns the command's exit code.
-pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Result<u8> {
-    for path in request.send.iter().chain(request.fetch) {
+pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest) -> Result<u8> {
+    for path in request.send.iter().chain(&request.fetch) {
         check_below(path)?;
     }
     // Root is not needed: the files and the ssh keys belong to the caller.
     become_caller()?;
     let ssh = SshConnection {
-        machine: request.machine,
+        machine: &request.machine,
         ssh: &config.ssh,
     };
     let working = working_directory()?;
@@ -101,9 +88,9 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Resul
     );
     if request.command.is_empty() && request.send.is_empty() {
         let latest = format!("{place}/{LATEST}");
-        return fetch_all(ui, &ssh, &latest, &working, request.fetch).map(|()| 0);
+        return fetch_all(ui, &ssh, &latest, &working, &request.fetch).map(|()| 0);
     }
-    let manifest = manifest(&working, request.send)?;
+    let manifest = manifest(&working, &request.send)?;
     let program = send_program(ui, &ssh)?;
     let received = send(ui, &ssh, &program, &place, &working, &manifest)?;
     if let Some((directory, path)) = received.changed {
@@ -119,7 +106,7 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Resul
         false => run(ui, config, &ssh, &directory, &program, request)?,
     };
     if code == 0 {
-        fetch_all(ui, &ssh, &directory, &working, request.fetch)?;
+        fetch_all(ui, &ssh, &directory, &working, &request.fetch)?;
     }
     Ok(code)
 }
@@ -246,7 +233,7 @@ fn run(
     ssh: &SshConnection<'_>,
     directory: &str,
     program: &str,
-    request: &RemoteRequest<'_>,
+    request: &RemoteRequest,
 ) -> Result<u8> {
     let sudo = if request.sudo { "sudo -n" } else { "" };
     let digest = config.current.digest()?.unwrap_or_default();
