@@ -8,29 +8,29 @@ use crate::sys::shell::quoted;
 pub(crate) const WHAT: &str = "What to build";
 
 /// Arguments that select what is built.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct SelectArgs {
     /// Profile, target or profile file [default: what `--target` names, or this machine's GPU]
     #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
-    what: Option<String>,
+    pub(crate) what: Option<String>,
     /// Target to build for; may be given again
     #[arg(short, long, value_name = "GFX", help_heading = WHAT)]
-    target: Vec<String>,
+    pub(crate) target: Vec<String>,
     /// Variant of the profile to build
     #[arg(long, value_name = "NAME", help_heading = WHAT)]
-    variant: Option<String>,
+    pub(crate) variant: Option<String>,
     /// Release to build, of those that the profile lists
     #[arg(long, value_name = "VERSION", help_heading = WHAT)]
-    release: Option<String>,
+    pub(crate) release: Option<String>,
     /// Starting point: `source`, or prebuilt parts that the profile offers, such as `compiler`, `rocm` or `wheels`
     #[arg(long, value_name = "START", help_heading = WHAT)]
-    from: Option<String>,
+    pub(crate) from: Option<String>,
     /// Set a parameter of the profile
     #[arg(short, long, value_name = "NAME=VALUE", help_heading = WHAT)]
-    param: Vec<String>,
+    pub(crate) param: Vec<String>,
     /// Engine to use: auto, nspawn, docker or podman
     #[arg(short, long, help_heading = WHAT)]
-    engine: Option<String>,
+    pub(crate) engine: Option<String>,
 }
 
 impl SelectArgs {
@@ -39,13 +39,8 @@ impl SelectArgs {
         UpRequest {
             verb,
             what: self.what.as_deref(),
-            targets: &self.target,
+            select: self,
             name: None,
-            variant: self.variant.as_deref(),
-            release: self.release.as_deref(),
-            from: self.from.as_deref(),
-            params: &self.param,
-            engine: self.engine.as_deref(),
             jobs: None,
             gpu: "none",
             inspects: verb != "up",
@@ -54,21 +49,13 @@ impl SelectArgs {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UpRequest<'a> {
     pub(crate) verb: &'static str,
-    /// Profile, target or file.
+    /// Profile, target or file, instead of the one in `select`.
     pub(crate) what: Option<&'a str>,
-    /// Targets to build for instead of the profile's.
-    pub(crate) targets: &'a [String],
+    pub(crate) select: &'a SelectArgs,
     pub(crate) name: Option<&'a str>,
-    pub(crate) variant: Option<&'a str>,
-    pub(crate) release: Option<&'a str>,
-    /// Starting point.
-    pub(crate) from: Option<&'a str>,
-    /// Parameters as `NAME=VALUE`.
-    pub(crate) params: &'a [String],
-    pub(crate) engine: Option<&'a str>,
     pub(crate) jobs: Option<u32>,
     pub(crate) gpu: &'a str,
     /// Whether the command starts nothing, and so needs no engine.
@@ -80,6 +67,7 @@ pub(crate) struct UpRequest<'a> {
 impl UpRequest<'_> {
     /// Returns `rockenv VERB` for the same env, quoted for a shell, with those of `flags` that have a value.
     pub(crate) fn command(&self, verb: &str, flags: &[(&str, Option<&str>)]) -> String {
+        let select = self.select;
         let mut text = format!("rockenv {verb}");
         let mut add = |words: &[&str]| {
             for word in words {
@@ -90,17 +78,17 @@ impl UpRequest<'_> {
         if let Some(what) = self.what {
             add(&[what]);
         }
-        for target in self.targets {
+        for target in &select.target {
             add(&["--target", target]);
         }
-        for param in self.params {
+        for param in &select.param {
             add(&["--param", param]);
         }
         let own = [
-            ("--variant", self.variant),
-            ("--release", self.release),
-            ("--from", self.from),
-            ("--engine", self.engine),
+            ("--variant", select.variant.as_deref()),
+            ("--release", select.release.as_deref()),
+            ("--from", select.from.as_deref()),
+            ("--engine", select.engine.as_deref()),
         ];
         for (flag, value) in own.iter().chain(flags) {
             if let Some(value) = value {
@@ -117,19 +105,16 @@ mod tests {
 
     #[test]
     fn what_is_typed_again_means_the_same() {
-        let params = ["component=two words".to_owned()];
-        let request = UpRequest {
-            verb: "plan",
-            what: Some("my profile.toml"),
-            targets: &["gfx1103".to_owned()],
-            variant: Some("lean"),
-            release: Some("7.14"),
-            params: &params,
-            gpu: "none",
-            inspects: true,
-            ..UpRequest::default()
+        let select = SelectArgs {
+            what: Some("my profile.toml".to_owned()),
+            target: vec!["gfx1103".to_owned()],
+            variant: Some("lean".to_owned()),
+            release: Some("7.14".to_owned()),
+            param: vec!["component=two words".to_owned()],
+            ..SelectArgs::default()
         };
-        let text = request.command("up", &[("--gpu", Some("none")), ("--name", None)]);
+        let flags = [("--gpu", Some("none")), ("--name", None)];
+        let text = select.request("plan").command("up", &flags);
         assert_eq!(
             text,
             "rockenv up 'my profile.toml' --target gfx1103 --param 'component=two words' --variant lean --release 7.14 --gpu none"

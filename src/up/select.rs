@@ -82,8 +82,10 @@ impl Selection {
     /// Reads the profile and the machine.
     pub(crate) fn new(cx: &Context, request: &UpRequest<'_>) -> Result<Self> {
         let host = Host::probe()?;
-        let targets = request
-            .targets
+        let select = request.select;
+        let (variant, from) = (select.variant.as_deref(), select.from.as_deref());
+        let targets = select
+            .target
             .iter()
             .map(|name| Target::named(name))
             .collect::<Result<Vec<_>>>()?;
@@ -99,7 +101,7 @@ impl Selection {
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
         let params = params(request, &profile)?;
-        let chosen = resolve::Chosen::new(&profile, request.variant, request.from, &params)?;
+        let chosen = resolve::Chosen::new(&profile, variant, from, &params)?;
         let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
         let image = chosen.image()?;
         let recipe = catalog::find(&cx.config.image_dirs, &image)?;
@@ -119,7 +121,7 @@ impl Selection {
             named.stem.as_deref(),
             &profile.name,
             &named.targets,
-            &resolve::choices(&profile, request.variant, request.from, &params),
+            &resolve::choices(&profile, variant, from, &params),
         )?;
         let past = Store::open_existing(&cx.config.home)
             .ok()
@@ -140,8 +142,8 @@ impl Selection {
             stem: named.stem,
             targets: named.targets,
             machine_targets: machine_targets(cx)?,
-            variant: request.variant.map(str::to_owned),
-            from: request.from.map(str::to_owned),
+            variant: select.variant.clone(),
+            from: select.from.clone(),
             params,
             engine: choice.engine,
             without_gpu,
@@ -260,7 +262,7 @@ fn command_of_env(cx: &Context, what: &str, profiles: &[String]) -> Option<Strin
 
 fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String, String>> {
     let mut params = BTreeMap::new();
-    for text in request.params {
+    for text in &request.select.param {
         let (name, value) = text.split_once('=').ok_or_else(|| {
             usage!("`{text}` is not NAME=VALUE").help(format!(
                 "rockenv {} PROFILE --param NAME=VALUE",
@@ -269,13 +271,13 @@ fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String,
         })?;
         params.insert(name.to_owned(), value.to_owned());
     }
-    if let Some(release) = request.release {
+    if let Some(release) = &request.select.release {
         let Some(param) = &profile.release_param else {
             return Err(
                 usage!("profile `{}` has no releases", profile.name).help("leave out --release")
             );
         };
-        let other = params.insert(param.clone(), release.to_owned());
+        let other = params.insert(param.clone(), release.clone());
         if let Some(other) = other.filter(|other| other != release) {
             return Err(
                 usage!("`--release {release}` contradicts `--param {param}={other}`")
@@ -305,7 +307,8 @@ fn engine(
         .map(|record| (record.engine.as_str(), record.service.clone()));
     let nspawn_installed = is_nspawn_installed();
     let nspawn = host.root && nspawn_installed;
-    let asked = request.engine.or(cx.config.engine.as_deref());
+    let asked = request.select.engine.as_ref();
+    let asked = asked.or(cx.config.engine.as_ref()).map(String::as_str);
     let choose = match request.inspects {
         true => choose_to_plan,
         false => choose,

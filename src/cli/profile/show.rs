@@ -8,7 +8,7 @@ use crate::store::Store;
 use crate::sys::error::Result;
 use crate::ui::object;
 use crate::up::context::Context;
-use crate::up::request::UpRequest;
+use crate::up::request::{SelectArgs, UpRequest};
 use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
 
@@ -61,7 +61,17 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
 }
 
 fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
-    let selection = Selection::new(cx, &request(&args.what, &args.target, &args.param))?;
+    let select = SelectArgs {
+        what: Some(args.what.clone()),
+        target: args.target.clone(),
+        param: args.param.clone(),
+        ..SelectArgs::default()
+    };
+    let request = UpRequest {
+        gpu: "auto",
+        ..select.request("plan")
+    };
+    let selection = Selection::new(cx, &request)?;
     let store = Store::open_existing(&cx.config.home)?;
     let (mut gathered, missing) = Gathered::predict(&selection, store.as_ref(), false)?;
     let spec = gathered.resolve(store.as_ref())?;
@@ -77,16 +87,4 @@ fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
         cx.ui.note(&format!("{note}: keys will differ when it is"));
     }
     Ok(())
-}
-
-fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> UpRequest<'a> {
-    UpRequest {
-        verb: "plan",
-        what: Some(what),
-        targets,
-        params,
-        gpu: "auto",
-        inspects: true,
-        ..UpRequest::default()
-    }
 }
