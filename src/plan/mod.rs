@@ -51,6 +51,19 @@ pub(crate) struct CachedLayer {
     pub brings: BTreeSet<StepKey>,
 }
 
+impl CachedLayer {
+    /// Returns a layer without build volumes that the env can use and that brings no results.
+    pub(crate) fn usable(layer: LayerId) -> Self {
+        Self {
+            layer,
+            unusable: None,
+            refused: false,
+            holds_volumes: false,
+            brings: BTreeSet::new(),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observed {
     /// Whether the env has a record.

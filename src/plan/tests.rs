@@ -32,18 +32,7 @@ fn wanted(names: &[&str]) -> Vec<StepInput> {
 fn layers(names: &[&str]) -> BTreeMap<StepKey, CachedLayer> {
     names
         .iter()
-        .map(|name| {
-            (
-                key(name),
-                CachedLayer {
-                    layer: layer(name),
-                    unusable: None,
-                    refused: false,
-                    holds_volumes: false,
-                    brings: BTreeSet::new(),
-                },
-            )
-        })
+        .map(|name| (key(name), CachedLayer::usable(layer(name))))
         .collect()
 }
 

@@ -193,13 +193,7 @@ fn find_orphans(
     }
     for frozen in store.orphan_snapshots(service, &missing)? {
         if frozen.whole.is_some() {
-            let found = CachedLayer {
-                layer: frozen.key.clone().into(),
-                unusable: None,
-                refused: false,
-                holds_volumes: false,
-                brings: BTreeSet::new(),
-            };
+            let found = CachedLayer::usable(frozen.key.clone().into());
             observed.layers.insert(frozen.key.clone(), found);
         }
         observed.orphaned.insert(frozen.key);

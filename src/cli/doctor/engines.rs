@@ -111,15 +111,6 @@ mod tests {
     use crate::cli::doctor::ServiceFacts;
     use crate::cli::doctor::tests::debian;
 
-    fn answering(engine: Engine) -> ServiceFacts {
-        ServiceFacts {
-            engine,
-            installed: true,
-            version: Some("1".to_owned()),
-            problem: None,
-        }
-    }
-
     fn cells(facts: &Facts, what: &str) -> [String; 3] {
         let rows = abilities(facts);
         let row = rows.into_iter().find(|row| row.what.starts_with(what));
@@ -130,7 +121,7 @@ mod tests {
     #[test]
     fn what_is_not_there_can_do_nothing() {
         let mut facts = debian();
-        facts.services = vec![answering(Engine::Docker)];
+        facts.services = vec![ServiceFacts::sample(Engine::Docker)];
         assert_eq!(cells(&facts, "usable"), ["yes", "yes", "no"]);
         assert_eq!(cells(&facts, "snapshot of build"), ["btrfs", "btrfs", "-"]);
         facts.nspawn = Some(248);
@@ -144,7 +135,7 @@ mod tests {
     fn an_ordinary_user_has_their_own_podman_only() {
         let mut facts = debian();
         facts.root = false;
-        facts.services = vec![answering(Engine::Docker), answering(Engine::Podman)];
+        facts.services = Engine::SERVICES.map(ServiceFacts::sample).to_vec();
         assert_eq!(cells(&facts, "usable"), ["no", "no", "yes"]);
         assert_eq!(cells(&facts, "rootless"), ["-", "-", "yes"]);
         assert_eq!(cells(&facts, "`memory-max`")[2], "yes");

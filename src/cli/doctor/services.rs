@@ -19,6 +19,17 @@ pub(crate) struct ServiceFacts {
 }
 
 impl ServiceFacts {
+    /// Makes a service that answers, for tests.
+    #[cfg(test)]
+    pub(super) fn sample(engine: Engine) -> Self {
+        Self {
+            engine,
+            installed: true,
+            version: Some("28.1".to_owned()),
+            problem: None,
+        }
+    }
+
     pub(super) fn probe(sockets: &Sockets) -> Vec<Self> {
         let ask = |engine| {
             let found = service_at(engine, sockets);
@@ -109,12 +120,7 @@ mod tests {
         for found in &mut facts.services {
             found.installed = true;
         }
-        facts.services.push(ServiceFacts {
-            engine: Engine::Docker,
-            installed: true,
-            version: Some("28.1".to_owned()),
-            problem: None,
-        });
+        facts.services.push(ServiceFacts::sample(Engine::Docker));
         let checks = checks(&facts);
         assert_eq!(checks[0].state, CheckState::Note);
         assert_has!(checks[0].message, "/nowhere/docker.sock");

@@ -55,8 +55,7 @@ fn a_fresh_machine_is_told_what_to_type() {
     let mut facts = debian();
     facts.missing = TOOLS.iter().map(|tool| tool.name.to_owned()).collect();
     facts.nspawn = None;
-    let sections = examine(&facts);
-    assert!(!is_fit(&sections));
+    assert!(!is_fit(&examine(&facts)));
     for check in of(&facts, CheckState::Missing) {
         assert_eq!(check.command.as_deref(), Some("rockenv setup"), "{check:?}");
     }
@@ -95,12 +94,7 @@ fn who_uses_a_service_needs_neither_root_nor_nspawn() {
     facts.missing = vec!["systemd-nspawn".into()];
     facts.nspawn = None;
     facts.engine = Engine::Podman;
-    facts.services = vec![ServiceFacts {
-        engine: Engine::Podman,
-        installed: true,
-        version: Some("5.4".to_owned()),
-        problem: None,
-    }];
+    facts.services = vec![ServiceFacts::sample(Engine::Podman)];
     assert!(is_fit(&examine(&facts)));
     assert_eq!(of(&facts, CheckState::Missing), []);
     // The service, however, is required, installed or not.

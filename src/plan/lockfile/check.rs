@@ -367,29 +367,24 @@ mod tests {
             params: &none,
         };
         assert!(choices(&lock, &now).is_empty());
-        let said = |now: Choices<'_>| one(&choices(&lock, &now)).to_owned();
-        assert_eq!(
-            said(Choices {
-                variant: None,
-                ..now
-            }),
-            "the variant is `lean` in the lock file, but is not set here"
-        );
-        assert_eq!(
-            said(Choices {
-                targets: &[],
-                ..now
-            }),
-            "the target is `gfx1103` in the lock file, but is not set here"
-        );
-        let params = BTreeMap::from([("jobs".to_owned(), "8".to_owned())]);
-        assert_eq!(
-            said(Choices {
-                params: &params,
-                ..now
-            }),
-            "parameter `jobs` is `4` in the lock file, but `8` here"
-        );
+        let params = &BTreeMap::from([("jobs".to_owned(), "8".to_owned())]);
+        let (variant, targets) = (None, &[][..]);
+        for (now, said) in [
+            (
+                Choices { variant, ..now },
+                "the variant is `lean` in the lock file, but is not set here",
+            ),
+            (
+                Choices { targets, ..now },
+                "the target is `gfx1103` in the lock file, but is not set here",
+            ),
+            (
+                Choices { params, ..now },
+                "parameter `jobs` is `4` in the lock file, but `8` here",
+            ),
+        ] {
+            assert_eq!(one(&choices(&lock, &now)), said);
+        }
     }
 
     #[test]
