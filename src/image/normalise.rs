@@ -222,36 +222,21 @@ mod tests {
         fs_err::write(&latin, b"%PACKAGER%\n\xe9\n%INSTALLDATE%\n1\n").unwrap();
         write("var/cache/pacman/pkg/a.pkg", "x");
         normalise(&Tree::open(root).unwrap(), 1_700_000_000, true).unwrap();
-        assert_eq!(read("etc/machine-id").unwrap(), "");
-        assert_eq!(
-            read("etc/shadow").unwrap(),
-            "root:*:19675:0:99999:7:::\nold:!:100:0:::::\nweird\n"
-        );
-        assert_eq!(
-            (
-                read("etc/hostname"),
-                read("etc/resolv.conf").unwrap().as_str()
-            ),
-            (None, "")
-        );
-        assert_eq!(
-            (
-                read("etc/ssh/ssh_host_rsa_key"),
-                read("etc/ssh/sshd_config").unwrap().as_str()
-            ),
-            (None, "kept")
-        );
-        assert_eq!(
-            (read("var/log/apt/history.log"), read("var/log/dpkg.log")),
-            (None, None)
-        );
-        assert_eq!(
-            (
-                read("var/log/wtmp").unwrap(),
-                read("var/log/private/app.log").unwrap()
-            ),
-            (String::new(), String::new())
-        );
+        let shadow = "root:*:19675:0:99999:7:::\nold:!:100:0:::::\nweird\n";
+        for (path, content) in [
+            ("etc/machine-id", Some("")),
+            ("etc/shadow", Some(shadow)),
+            ("etc/hostname", None),
+            ("etc/resolv.conf", Some("")),
+            ("etc/ssh/ssh_host_rsa_key", None),
+            ("etc/ssh/sshd_config", Some("kept")),
+            ("var/log/apt/history.log", None),
+            ("var/log/dpkg.log", None),
+            ("var/log/wtmp", Some("")),
+            ("var/log/private/app.log", Some("")),
+        ] {
+            assert_eq!(read(path).as_deref(), content, "{path}");
+        }
         assert_has!(
             read("var/lib/pacman/local/a-1/desc").unwrap(),
             "%INSTALLDATE%\n1700000000\n"

@@ -264,6 +264,10 @@ mod tests {
         }
     }
 
+    fn jobs_of(sizing: &Sizing) -> (u32, &str) {
+        (sizing.jobs.value, sizing.jobs.why.as_str())
+    }
+
     fn sized(resources: &Resources, asked: Option<u32>, past: &[Past]) -> Sizing {
         size(&SizingInputs {
             resources,
@@ -279,10 +283,7 @@ mod tests {
     fn jobs_are_bounded_by_cores_memory_and_what_is_asked() {
         let none = Resources::default();
         let plain = sized(&none, None, &[]);
-        assert_eq!(
-            (plain.jobs.value, plain.jobs.why.as_str()),
-            (16, "16 cores")
-        );
+        assert_eq!(jobs_of(&plain), (16, "16 cores"));
         assert_eq!((plain.link_jobs.value, plain.memory_max), (16, None));
         assert_eq!(sized(&none, Some(3), &[]).jobs.value, 3);
         assert_eq!(sized(&none, Some(99), &[]).jobs.value, 16);
@@ -301,10 +302,7 @@ mod tests {
             ..Resources::default()
         };
         let sizing = sized(&some, None, &[]);
-        assert_eq!(
-            (sizing.jobs.value, sizing.jobs.why.as_str()),
-            (4, "32.0 GiB at 8.0 GiB a job")
-        );
+        assert_eq!(jobs_of(&sizing), (4, "32.0 GiB at 8.0 GiB a job"));
         assert_eq!((sizing.link_jobs.value, sizing.tensile_jobs.value), (1, 4));
         assert_eq!(sizing.memory_max.as_ref().unwrap().why, "50 % of 64.0 GiB");
         assert_eq!(
@@ -336,30 +334,21 @@ mod tests {
         let none = Resources::default();
         let mut killed = run("math", 16, Outcome::Failed);
         killed.cost.usage.oom_kills = 1;
-        let sizing = sized(&none, None, std::slice::from_ref(&killed));
-        assert_eq!(
-            (sizing.jobs.value, sizing.jobs.why.as_str()),
-            (8, "step `math` ran out of memory with 16")
-        );
-        assert_eq!(
-            sized(&none, Some(16), std::slice::from_ref(&killed))
-                .jobs
-                .value,
-            16
-        );
+        let after = |run: &Past, asked| sized(&none, asked, std::slice::from_ref(run));
+        let sizing = after(&killed, None);
+        let why = "step `math` ran out of memory with 16";
+        assert_eq!(jobs_of(&sizing), (8, why));
+        assert_eq!(after(&killed, Some(16)).jobs.value, 16);
         // 64 GiB now: as much as then, unknown, more, and so much more that the earlier run says nothing.
         for (then, jobs) in [(64 * GIB, 8), (0, 8), (48 * GIB, 10), (GIB, 16)] {
             killed.memory = then;
-            let sizing = sized(&none, None, std::slice::from_ref(&killed));
-            assert_eq!(sizing.jobs.value, jobs, "{then}");
+            assert_eq!(after(&killed, None).jobs.value, jobs, "{then}");
         }
         let mut done = run("math", 8, Outcome::Done);
         done.cost.usage.memory_held = Some(48 * GIB);
         let sizing = sized(&none, None, &[killed, done]);
-        assert_eq!(
-            (sizing.jobs.value, sizing.jobs.why.as_str()),
-            (10, "step `math` used 6.0 GiB a job last time")
-        );
+        let why = "step `math` used 6.0 GiB a job last time";
+        assert_eq!(jobs_of(&sizing), (10, why));
     }
 
     #[test]

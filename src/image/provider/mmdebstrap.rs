@@ -298,30 +298,20 @@ mod tests {
 
     #[test]
     fn without_a_configured_mirror_the_tool_chooses() {
-        assert!(
-            lines(
-                "distribution=\"debian\"\nsuite=\"trixie\"",
-                &[("ubuntu", "http://u.invalid")],
-                "",
-                None
-            )
-            .is_empty()
-        );
+        let debian = "distribution=\"debian\"\nsuite=\"trixie\"";
+        let mirrors = [("ubuntu", "http://u.invalid")];
+        assert!(lines(debian, &mirrors, "", None).is_empty());
     }
 
     #[test]
     fn configured_mirrors_and_snapshots() {
         let debian = "distribution=\"debian\"\nsuite=\"trixie\"\ncomponents=[\"main\",\"contrib\"]";
+        let mirrors = [
+            ("debian", "http://m.invalid/debian"),
+            ("debian-security", "http://s.invalid"),
+        ];
         assert_eq!(
-            lines(
-                debian,
-                &[
-                    ("debian", "http://m.invalid/debian"),
-                    ("debian-security", "http://s.invalid")
-                ],
-                "",
-                None
-            ),
+            lines(debian, &mirrors, "", None),
             [
                 "deb http://m.invalid/debian trixie main contrib",
                 "deb http://m.invalid/debian trixie-updates main contrib",
@@ -334,16 +324,8 @@ mod tests {
             lines(ubuntu, &mirrors, "-snapshot", Some("20260101T000000Z"))[2],
             "deb [check-valid-until=no] https://m.invalid/20260101T000000Z/ noble-security main"
         );
-        assert_eq!(
-            lines(
-                "distribution=\"debian\"\nsuite=\"sid\"",
-                &[("debian", "file:/x")],
-                "",
-                None
-            )
-            .len(),
-            1
-        );
+        let sid = "distribution=\"debian\"\nsuite=\"sid\"";
+        assert_eq!(lines(sid, &[("debian", "file:/x")], "", None).len(), 1);
     }
 
     #[test]

@@ -184,20 +184,11 @@ mod tests {
         let old = with("1", &[("a", "1"), ("b", "2"), ("c", "3")]);
         let key = |lock: &Lockfile, name: &str| lock.step(name).unwrap().key[..12].to_owned();
         let gone = with("1", &[("a", "1"), ("c", "3")]);
-        assert_eq!(
-            described(&old, &gone),
-            [
-                format!("step b removed: {}", key(&old, "b")),
-                "and the step after `b`: `c`".to_owned()
-            ]
-        );
-        assert_eq!(
-            described(&gone, &old),
-            [
-                format!("step b added: {}", key(&old, "b")),
-                "and the step after `b`: `c`".to_owned()
-            ]
-        );
+        for (from, to, verb) in [(&old, &gone, "removed"), (&gone, &old, "added")] {
+            let step = format!("step b {verb}: {}", key(&old, "b"));
+            let rest = "and the step after `b`: `c`".to_owned();
+            assert_eq!(described(from, to), [step, rest]);
+        }
         let moved = with("1", &[("b", "2"), ("a", "1"), ("c", "3")]);
         let changes = changes(&old, &moved);
         assert!(
