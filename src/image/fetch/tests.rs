@@ -41,17 +41,19 @@ pub(super) fn ok(body: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-fn get(url: &str, body: &[u8], blobs: &Path) -> Result<PathBuf> {
-    let sha256 = hex::encode(Sha256::digest(body));
-    fetch_by(
-        url,
-        &sha256,
-        MOST,
-        blobs,
-        false,
-        &AtomicBool::new(false),
-        &mut |_, _| {},
-    )
+/// Downloads a file that has `content`.
+fn get(url: &str, blobs: &Path) -> Result<PathBuf> {
+    get_with(url, blobs, &AtomicBool::new(false), &mut |_, _| {})
+}
+
+fn get_with(
+    url: &str,
+    blobs: &Path,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64, Option<u64>),
+) -> Result<PathBuf> {
+    let sha256 = hex::encode(Sha256::digest(b"content"));
+    fetch_by(url, &sha256, MOST, blobs, false, cancel, progress)
 }
 
 /// Returns the error of a download from nowhere, with the rules for users.
@@ -79,7 +81,7 @@ fn an_interrupted_download_goes_on() {
         b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec()
     });
     // The connection breaks after three bytes, and the next request resumes there.
-    let blob = get(&url, b"content", dir.path()).unwrap();
+    let blob = get(&url, dir.path()).unwrap();
     assert_eq!(fs_err::read(blob).unwrap(), b"content");
 }
 
@@ -88,19 +90,19 @@ fn a_download_goes_on_in_another_run() {
     let dir = tempfile::tempdir().unwrap();
     let cut = || b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec();
     let url = serve(1, move |_| cut());
-    assert!(get(&url, b"content", dir.path()).is_err());
+    assert!(get(&url, dir.path()).is_err());
     let url = serve(1, |head| {
         assert_has!(head, "range: bytes=3-");
         REST.to_vec()
     });
-    get(&url, b"content", dir.path()).unwrap();
+    get(&url, dir.path()).unwrap();
 }
 
 #[test]
 fn a_damaged_blob_is_fetched_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(2, |_| ok(b"content"));
-    let blob = get(&url, b"content", dir.path()).unwrap();
+    let blob = get(&url, dir.path()).unwrap();
     fs_err::write(&blob, "rotten!").unwrap();
     let wanted = Download {
         name: "file",
@@ -112,7 +114,7 @@ fn a_damaged_blob_is_fetched_again() {
     let found = run(&cancel, present(&blob, &wanted, &ByteCounter::default()));
     // Another process may have put a good one there since.
     assert!(!found.unwrap() && blob.exists());
-    let blob = get(&url, b"content", dir.path()).unwrap();
+    let blob = get(&url, dir.path()).unwrap();
     assert_eq!(fs_err::read(blob).unwrap(), b"content");
 }
 
@@ -121,19 +123,9 @@ fn a_server_without_ranges_starts_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(1, |_| ok(b"content"));
     leave_behind("garbage that is longer", dir.path());
-    let sha256 = hex::encode(Sha256::digest(b"content"));
     let (mut totals, cancel) = (Vec::new(), AtomicBool::new(false));
     let mut progress = |_: u64, total: Option<u64>| totals.push(total);
-    fetch_by(
-        &url,
-        &sha256,
-        100,
-        dir.path(),
-        false,
-        &cancel,
-        &mut progress,
-    )
-    .unwrap();
+    get_with(&url, dir.path(), &cancel, &mut progress).unwrap();
     // The progress does not count what was thrown away.
     assert!(totals.into_iter().flatten().all(|total| total == 7));
 }
@@ -146,7 +138,7 @@ fn a_damaged_beginning_is_fetched_again() {
         false => ok(b"content"),
     });
     leave_behind("\0\0\0", dir.path());
-    let blob = get(&url, b"content", dir.path()).unwrap();
+    let blob = get(&url, dir.path()).unwrap();
     assert_eq!(fs_err::read(blob).unwrap(), b"content");
 }
 
@@ -154,7 +146,7 @@ fn a_damaged_beginning_is_fetched_again() {
 fn another_content_is_refused_and_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(1, |_| ok(b"<html>please log in</html>"));
-    let error = get(&url, b"content", dir.path()).unwrap_err();
+    let error = get(&url, dir.path()).unwrap_err();
     assert_eq!(error.kind(), Kind::Drift);
     assert!(error.chain().join(" ").contains("web page"));
     assert_eq!(
@@ -170,7 +162,7 @@ fn a_server_without_end_fills_no_disk() {
         let head = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
         [head.as_slice(), &[b' '; 2 << 20]].concat()
     });
-    let error = get(&url, b"content", dir.path()).unwrap_err();
+    let error = get(&url, dir.path()).unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
     assert_has!(error.message(), "has more than 1048576 bytes");
     let mut left = fs_err::read_dir(dir.path().join("sha256")).unwrap();
@@ -190,17 +182,9 @@ fn cancel_stops_a_server_that_is_silent() {
     let url = format!("http://{}/x", listener.local_addr().unwrap());
     let dir = tempfile::tempdir().unwrap();
     let cancel = AtomicBool::new(false);
-    let outcome = fetch_by(
-        &url,
-        &"0".repeat(64),
-        MOST,
-        dir.path(),
-        false,
-        &cancel,
-        &mut |_, _| {
-            cancel.store(true, Ordering::Relaxed);
-        },
-    );
+    let outcome = get_with(&url, dir.path(), &cancel, &mut |_, _| {
+        cancel.store(true, Ordering::Relaxed);
+    });
     assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
 }
 
@@ -242,5 +226,5 @@ fn a_redirect_does_not_tell_where_it_comes_from() {
         let head = "HTTP/1.1 302 x\r\nconnection: close\r\ncontent-length: 0\r\n";
         format!("{head}location: {target}\r\n\r\n").into_bytes()
     });
-    get(&format!("{url}?token=secret"), b"content", dir.path()).unwrap();
+    get(&format!("{url}?token=secret"), dir.path()).unwrap();
 }
