@@ -44,20 +44,12 @@ impl Base {
         }
     }
 
-    /// Makes the base of a locked image. The lock file has all of the image's data that the keys need.
-    pub(crate) fn locked(selection: &Selection) -> Self {
+    /// Makes the base of an image that the store may lack. A lock file has all of the image's data that the keys need.
+    /// Without one its key is unknown, so the later `up` will have other step keys.
+    pub(crate) fn selected(selection: &Selection) -> Self {
         Self {
             key: selection.inputs.image.clone(),
             env: selection.inputs.image_env.clone(),
-            image: None,
-        }
-    }
-
-    /// Makes the base of an unbuilt image. Its key is unknown, so the later `up` will have other step keys.
-    pub(crate) fn unbuilt(selection: &Selection) -> Self {
-        Self {
-            key: BaseImage::Unbuilt(selection.recipe.digest()),
-            env: BTreeMap::new(),
             image: None,
         }
     }

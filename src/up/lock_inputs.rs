@@ -98,7 +98,7 @@ impl Locking<'_> {
         };
         // From here on, the code is that of `up --locked`, so `lock` writes nothing that `up` would refuse.
         locked::apply_choices(self.with.task.cx, selection, adopted, Vec::new())?;
-        let gathered = Gathered::on(selection, Base::locked(selection), false);
+        let gathered = Gathered::on(selection, Base::selected(selection), false);
         let (mut gathered, notes) = sources::fetch(gathered, self.with)?;
         for message in notes {
             self.warn(message);

@@ -223,7 +223,7 @@ impl<'a> Source<'a> {
     /// Returns the registry's image, or the locked one, without pulling it.
     pub(crate) fn base(&self, selection: &Selection) -> Result<Option<Base>> {
         if selection.locked.is_some() {
-            return Ok(Some(Base::locked(selection)));
+            return Ok(Some(Base::selected(selection)));
         }
         let wanted = wanted_image(selection);
         if self.failed.get() {

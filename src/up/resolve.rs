@@ -119,12 +119,7 @@ impl<'a> Gathered<'a> {
             let note = format!("image `{name}` is not built yet");
             missing.notes.push(note);
         }
-        let base = match (image, &selection.locked) {
-            (Some(image), _) => Base::of(image),
-            // A locked image's key is known before the image is built.
-            (None, Some(_)) => Base::locked(selection),
-            (None, None) => Base::unbuilt(selection),
-        };
+        let base = image.map_or_else(|| Base::selected(selection), Base::of);
         let mut gathered = Self::on(selection, base, clean);
         gathered.find_sources(store, &mut missing)?;
         Ok((gathered, missing))
