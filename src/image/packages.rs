@@ -114,7 +114,6 @@ fn pacman(desc: &str) -> Option<Package> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -124,10 +123,6 @@ mod tests {
             fs_err::write(path, text).unwrap();
         }
         dir
-    }
-
-    fn tree(path: &Path) -> Tree {
-        Tree::open(path).unwrap()
     }
 
     #[test]
@@ -142,7 +137,7 @@ mod tests {
                 "%NAME%\nz\n\n%VERSION%\n1-1\n\n%ARCH%\nany\n",
             ),
         ]);
-        let names: Vec<_> = installed(&tree(dir.path()))
+        let names: Vec<_> = installed(&Tree::open(dir.path()).unwrap())
             .unwrap()
             .into_iter()
             .map(|p| (p.name, p.version))
@@ -164,38 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn links_are_resolved_inside_the_image_only() {
-        let dir = root(&[
-            ("usr/lib/os-release", "ID=debian\nVERSION_ID=\"13\"\n"),
-            ("etc/x", ""),
-        ]);
-        std::os::unix::fs::symlink("/usr/lib/os-release", dir.path().join("etc/os-release"))
-            .unwrap();
-        let found = os_release(&tree(dir.path())).unwrap();
-        assert_eq!(
-            (found.id.as_str(), found.version_id.as_str()),
-            ("debian", "13")
-        );
-
-        let evil = root(&[("etc/x", "")]);
-        std::os::unix::fs::symlink("/proc/self/environ", evil.path().join("etc/os-release"))
-            .unwrap();
-        std::os::unix::fs::symlink("/", evil.path().join("var")).unwrap();
-        assert_eq!(
-            os_release(&tree(evil.path())).unwrap(),
-            OsRelease::default()
-        );
-        assert!(installed(&tree(evil.path())).unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_fifo_in_place_of_a_file_does_not_hang() {
-        let dir = root(&[("etc/x", "")]);
-        nix::unistd::mkfifo(
-            &dir.path().join("etc/os-release"),
-            nix::sys::stat::Mode::S_IRWXU,
-        )
-        .unwrap();
-        assert_eq!(os_release(&tree(dir.path())).unwrap(), OsRelease::default());
+    fn the_host_s_packages_are_not_the_image_s() {
+        let dir = root(&[("usr/lib/os-release", "ID=debian\nVERSION_ID=\"13\"\n")]);
+        std::os::unix::fs::symlink("/", dir.path().join("var")).unwrap();
+        let tree = Tree::open(dir.path()).unwrap();
+        let found = os_release(&tree).unwrap();
+        assert_eq!((&*found.id, &*found.version_id), ("debian", "13"));
+        assert!(installed(&tree).unwrap().is_empty());
     }
 }
