@@ -399,10 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shell_has_a_script() {
-        for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-            assert_has!(script(shell).unwrap(), "rockenv");
-        }
+    fn a_shell_without_a_script_is_refused() {
         assert!(script("csh").is_err());
     }
 }

@@ -72,20 +72,6 @@ fn leave_behind(partial: &str, blobs: &Path) {
 }
 
 #[test]
-fn an_interrupted_download_goes_on() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = serve(2, |head| {
-        if head.contains("range: bytes=3-") {
-            return REST.to_vec();
-        }
-        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec()
-    });
-    // The connection breaks after three bytes, and the next request resumes there.
-    let blob = get(&url, dir.path()).unwrap();
-    assert_eq!(fs_err::read(blob).unwrap(), b"content");
-}
-
-#[test]
 fn a_download_goes_on_in_another_run() {
     let dir = tempfile::tempdir().unwrap();
     let cut = || b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec();
