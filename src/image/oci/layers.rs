@@ -32,7 +32,6 @@ pub(crate) const WHITEOUT: &[u8] = b".wh.";
 const AUFS: &[u8] = b".wh..wh.";
 pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// How deletions are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deletions {
     #[default]

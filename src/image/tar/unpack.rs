@@ -109,7 +109,6 @@ impl Default for UnpackOptions {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnpackReport {
-    /// Number of entries made.
     pub entries: u64,
     pub bytes: u64,
     /// Number of dropped items by kind: `device node`, `xattr trusted.x`, ...

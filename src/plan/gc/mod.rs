@@ -115,9 +115,7 @@ pub struct CachedFile {
 
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// Current size.
     pub bytes: u64,
-    /// Maximum size.
     pub max: u64,
     /// Its tool, if its files identify one.
     pub kind: Option<cache::CacheKind>,
@@ -223,7 +221,6 @@ impl Rule {
 pub(crate) struct GcItem {
     #[serde(flatten)]
     pub what: GcTarget,
-    /// Name for display.
     pub name: String,
     /// Estimated bytes that it frees.
     pub bytes: u64,
@@ -256,7 +253,6 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
 /// An item that stays, and why.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct KeptItem {
-    /// Name for display.
     pub name: String,
     /// Layer, image or download.
     pub id: String,

@@ -9,7 +9,6 @@ use super::units::with_parents;
 use crate::plan::ids::{EnvName, ImageKey, LayerId};
 use crate::plan::record::{Origin, Record, Snapshot};
 
-/// Why an item stays.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
     Running(EnvName),

@@ -39,7 +39,6 @@ pub(crate) const VERSION: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Lockfile {
-    /// Version of the format.
     pub version: u32,
     pub profile: String,
     /// Targets built for, in the order of the table.
