@@ -19,11 +19,8 @@ use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::Format;
 use crate::up::context::Context;
-use crate::up::gpu_code;
 use crate::up::host_writes::HostWrites;
-use crate::up::locked;
-use crate::up::observe::plan_for;
-use crate::up::observe::wanted;
+use crate::up::observe::{plan_for, wanted};
 use crate::up::options::{OUTPUT, PlanOptions, options};
 use crate::up::preflight::{Needs, Refused};
 use crate::up::registry::{self, Source};
@@ -31,6 +28,7 @@ use crate::up::resolve::{FingerprintUse, Gathered, MissingInputs};
 use crate::up::select::Selection;
 use crate::up::summary::not_its_own;
 use crate::up::task::Task;
+use crate::up::{gpu_code, locked};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {

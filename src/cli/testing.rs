@@ -13,15 +13,14 @@ use crate::engine::hold::ContainerRecord;
 use crate::image::{self, BuildContext, Logins, Recipe, TaskContext};
 use crate::plan::gc::policy::{Policy, Table};
 use crate::plan::{gc, lockfile};
-use crate::profile;
 use crate::profile::hook::{self, FileInSource};
-use crate::share;
 use crate::store::check::{examine, repair};
 use crate::store::config::Config;
 use crate::store::inventory::InventoryOptions;
 use crate::store::{Store, journal};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
+use crate::{profile, share};
 
 /// A reader of untrusted files. Its name in `READERS` is that of its fuzz target and of its directory in `fuzz/corpus`.
 pub type Reader = fn(&[u8]) -> Result<()>;

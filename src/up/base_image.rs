@@ -13,9 +13,8 @@ use super::resolve::Gathered;
 use super::select::Selection;
 use crate::plan::lockfile;
 use crate::plan::resolve::{BaseImage, VolumeKind, VolumeSource};
-use crate::store::Store;
 use crate::store::images::Image;
-use crate::store::source;
+use crate::store::{Store, source};
 use crate::sys::error::Result;
 
 /// What an env is based on: an image's key and variables, which may be known before the store has the image.

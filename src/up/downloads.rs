@@ -9,9 +9,8 @@ use std::time::Instant;
 
 use crate::engine::ninja;
 use crate::execute::container;
-use crate::image::BuildProgress;
-use crate::image::fetch;
 use crate::image::fetch::fetch_all::{FetchItem, fetch_all};
+use crate::image::{BuildProgress, fetch};
 use crate::plan::ids::ImageKey;
 use crate::plan::lockfile::{CacheFile, Fetched, Lockfile};
 use crate::plan::resolve::Spec;

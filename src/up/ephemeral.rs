@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use super::stop_and_lock::stop_and_lock;
 use crate::plan::ids::EnvName;
-use crate::store::Store;
 use crate::store::ephemeral::OwnerLock;
-use crate::store::results;
+use crate::store::{Store, results};
 use crate::sys::error::Result;
 
 /// Removes the env and empties the trash. Returns the directories of its outputs.

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Run;
-use super::env_origin;
 use super::resolve::Resolved;
 use super::select::check_engine;
+use super::{Run, env_origin};
 use crate::plan::gc::Lease;
 use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::record::Record;

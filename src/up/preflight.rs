@@ -437,9 +437,8 @@ fn existing(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::jobs;
     use crate::plan::resolve::{self, Chosen, Inputs};
-    use crate::plan::{Observed, StepOptions, plan};
+    use crate::plan::{Observed, StepOptions, jobs, plan};
     use crate::profile::{self, hook};
     use crate::rocm::target::Target;
     use crate::up::observe::wanted;

@@ -12,11 +12,10 @@ use super::observe::plan_for;
 use super::select::Selection;
 use super::{Finished, Run, base_image, checkout, hooks, locked, summary};
 use crate::execute::Ended;
-use crate::plan::lockfile;
 use crate::plan::resolve::{
     self, Fingerprint, Inputs, Spec, VolumeKind, VolumeSource, is_untracked,
 };
-use crate::plan::{Action, Observed, Plan, PlanStep, StepOptions};
+use crate::plan::{Action, Observed, Plan, PlanStep, StepOptions, lockfile};
 use crate::profile::hook::Hook;
 use crate::profile::{self, Profile};
 use crate::rocm::therock::ArtifactFingerprints;

@@ -4,9 +4,8 @@
 use serde::Serialize;
 
 use super::{Check, Facts, missing, note, ok};
-use crate::rocm::gpu::Device;
-use crate::rocm::gpu::Machine;
 use crate::rocm::gpu::probe::{AccessLayer, Finding};
+use crate::rocm::gpu::{Device, Machine};
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct GpuFacts {

@@ -9,10 +9,9 @@ use crate::plan::savings::{Figure, StartingPoint};
 use crate::plan::{Action, Plan, PlanStep, Volumes};
 use crate::profile::FROM_SOURCE;
 use crate::store::Store;
-use crate::ui::size;
 use crate::ui::table::Table;
 use crate::ui::text::wrap;
-use crate::ui::{Tone, Ui};
+use crate::ui::{Tone, Ui, size};
 use crate::up::select::Selection;
 
 const COLUMNS: usize = 80;

@@ -24,8 +24,7 @@ use crate::image::tar::unpack::{
 use crate::image::tar::{broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
-use crate::tree::root_fs;
-use crate::tree::xattr;
+use crate::tree::{root_fs, xattr};
 
 pub(crate) const WHITEOUT: &[u8] = b".wh.";
 /// aufs stored its own files under such names, and some old images still contain them.

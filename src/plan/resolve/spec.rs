@@ -7,14 +7,12 @@ use std::path::{Path, PathBuf};
 
 use super::chain::chain;
 use super::choices_in_effect::Chosen;
-use super::component_targets;
 use super::hooks::hooks;
-use super::image_env;
 use super::inputs::Inputs;
 use super::key::StepKey;
 use super::{
     Action, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step, User,
-    VERSION, Volume, VolumeKind, VolumeSource,
+    VERSION, Volume, VolumeKind, VolumeSource, component_targets, image_env,
 };
 use crate::profile::references::Scope;
 use crate::profile::value::{self, Refused};
