@@ -97,11 +97,19 @@ enum Asked {
     Holder,
 }
 
-/// Returns whether a process is rockenv, by its name: its id may have been reused. Its program says less, because an
-/// upgrade may have replaced it, and a process in its own user namespace, as without root, does not reveal it.
+/// Returns whether a process is rockenv: its id may have been reused.
 fn is_rockenv(pid: i32) -> bool {
-    let name = |pid: &str| fs_err::read(format!("/proc/{pid}/comm")).ok();
-    name("self").is_some() && name("self") == name(&pid.to_string())
+    let process = Path::new("/proc").join(pid.to_string());
+    runs_same(Path::new("/proc/self"), &process)
+}
+
+/// Returns whether two processes have the same program, perhaps started by different names, or the same name.
+/// An upgrade may have replaced the program of one, and a process in its own user namespace, as without root, hides it.
+fn runs_same(one: &Path, other: &Path) -> bool {
+    let program = |process: &Path| fs_err::read_link(process.join("exe")).ok();
+    let name = |process: &Path| fs_err::read(process.join("comm")).ok();
+    program(one).is_some_and(|known| Some(known) == program(other))
+        || name(one).is_some_and(|known| Some(known) == name(other))
 }
 
 /// Returns whether a process has a file open; `None` if that is unknown, as in another user namespace.
@@ -169,23 +177,40 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_known_after_its_program_was_replaced() {
+    fn a_command_is_known_by_its_program_or_its_name() {
         let directory = tempfile::tempdir().unwrap();
-        let own = std::env::current_exe().unwrap();
-        let other = directory.path().join(own.file_name().unwrap());
-        fs_err::os::unix::fs::symlink("/bin/sleep", &other).unwrap();
-        for (program, is) in [(other.as_path(), true), (Path::new("/bin/sleep"), false)] {
-            let mut command = std::process::Command::new(program);
-            let mut child = command.arg0("sleep").arg("60").spawn().unwrap();
+        let start = |program: &str, name: &str| {
+            let place = directory.path().join(program);
+            fs_err::create_dir_all(&place).unwrap();
+            let place = place.join(name);
+            fs_err::os::unix::fs::symlink(Path::new("/bin").join(program), &place).unwrap();
+            let mut command = std::process::Command::new(place);
+            command.arg0(program).stdin(std::process::Stdio::piped());
+            let child = command.arg("--").spawn().unwrap();
+            let process = Path::new("/proc").join(child.id().to_string());
             // The kernel sets the name before the arguments.
-            let line = format!("/proc/{}/cmdline", child.id());
-            while !fs_err::read(&line).unwrap().starts_with(b"sleep\0") {
+            while !fs_err::read(process.join("cmdline"))
+                .unwrap()
+                .ends_with(b"--\0")
+            {
                 std::thread::yield_now();
             }
-            let found = is_rockenv(child.id().cast_signed());
-            child.kill().unwrap();
-            child.wait().unwrap();
-            assert_eq!(found, is, "{}", program.display());
+            (child, process)
+        };
+        let (mut first, own) = start("cat", "rockenv");
+        // Installed under two names, and replaced by an upgrade.
+        let others = [start("cat", "rockenv-1"), start("tee", "rockenv")];
+        let same: Vec<bool> = others
+            .iter()
+            .map(|(_, other)| runs_same(&own, other))
+            .collect();
+        let unrelated = runs_same(&own, Path::new("/proc/self"));
+        first.kill().unwrap();
+        first.wait().unwrap();
+        for (mut other, _) in others {
+            other.kill().unwrap();
+            other.wait().unwrap();
         }
+        assert_eq!((same, unrelated), (vec![true, true], false));
     }
 }
