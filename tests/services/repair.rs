@@ -55,6 +55,7 @@ fn a_copy_of_the_store_leaves_the_objects_of_the_first_alone() {
         store.settle();
         store.sh("true").ok();
     }
+    store.rockenv(&["fsck"]).ok();
     fs::remove_file(&layers).unwrap();
     fs::rename(at("layers"), &layers).unwrap();
     // The last of the two removes the container.

@@ -47,10 +47,15 @@ impl Store {
         let mut inventory = self.inventory()?;
         if !containers.is_empty() {
             inventory.trees = self.known_trees()?;
-            let used =
-                |service: &&Service| containers.iter().any(|one| one.socket == service.socket);
-            for service in services.iter().filter(used) {
-                inventory.trees.extend(self.trees_of_copies(service)?);
+            for service in services {
+                let is_there = |one: &ContainerItem| one.socket == service.socket;
+                if containers.iter().any(is_there) {
+                    match self.trees_of_copies(service) {
+                        Ok(trees) => inventory.trees.extend(trees),
+                        // A copy that cannot be read may mention any of them, and must not block the repair.
+                        Err(_) => containers.retain(|one| !is_there(one)),
+                    }
+                }
             }
             inventory.containers = containers;
         }
