@@ -29,8 +29,10 @@ use crate::sys::thread;
 const IMAGE: &str = "rockenv.image";
 /// containerd's default directory of images.
 const CONTAINERD: &str = "/var/lib/containerd";
-/// Maximum number of buffered pieces of a tree's archive, of 64 KiB each.
+/// Maximum number of buffered pieces of a tree's archive.
 const PIECES: usize = 16;
+/// Size of a piece: some of tar's records of 10 KiB, so that the last piece has at least the last record.
+const PIECE: u64 = 60 << 10;
 /// Interval for retrying to send the next piece.
 const ROOM: Duration = Duration::from_millis(1);
 
@@ -125,23 +127,30 @@ impl Service {
         // After an interruption the connection, which owns the receiver, is neither used nor closed yet.
         let given_up = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let packing = thread::start_in(scope, || {
-                let last = sender.clone();
-                let packed = tar.stream(given_up, &mut |_| {}, move |mut stdout| {
+            let packing = thread::start_in(scope, move || {
+                let mut last = Vec::new();
+                let packed = tar.stream(given_up, &mut |_| {}, |mut stdout| {
                     loop {
-                        let mut piece = vec![0; 64 << 10];
-                        let count = stdout.read(&mut piece)?;
-                        piece.truncate(count);
+                        let mut piece = Vec::new();
+                        stdout.by_ref().take(PIECE).read_to_end(&mut piece)?;
+                        if piece.is_empty() {
+                            return Ok(());
+                        }
+                        let earlier = std::mem::replace(&mut last, piece);
                         // The receiver has reported why it stopped.
-                        if count == 0 || !hand_over(&sender, Ok(piece.into()), given_up) {
+                        if !earlier.is_empty() && !hand_over(&sender, Ok(earlier.into()), given_up)
+                        {
                             return Ok(());
                         }
                     }
                 });
-                if packed.is_err() {
-                    // The service would take an archive that just ends for the whole image.
-                    hand_over(&last, Err(std::io::Error::other("tar failed")), given_up);
-                }
+                // The service would take an archive that just ends for the whole image, and Docker one that fails after
+                // its last record: tar ends an archive that lacks a file like any other.
+                let last = match &packed {
+                    Ok(()) => Ok(Bytes::from(last)),
+                    Err(_) => Err(std::io::Error::other("tar failed")),
+                };
+                hand_over(&sender, last, given_up);
                 packed
             })?;
             let label = format!("{IMAGE}={key}");
