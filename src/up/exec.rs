@@ -177,20 +177,9 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
         )
         .help("rockenv gc"));
     }
-    // A connection would keep another command's container alive.
-    match joinable(&run) {
-        None => return Ok(None),
-        Some(state) if !state.is_of_this_version() => {
-            return Err(busy!(
-                "the container of env `{}` was started by another version of rockenv",
-                job.env
-            )
-            .help(format!(
-                "wait for its commands, or end them: rockenv down {}",
-                job.env
-            )));
-        }
-        Some(_) => {}
+    // A connection would keep another command's container alive. A waiting one of another version is about to end.
+    if joinable(&run).is_none_or(|state| state.idle && !state.is_of_this_version()) {
+        return Ok(None);
     }
     let Some(client) = Client::join(&run)? else {
         return Ok(None);
@@ -199,6 +188,16 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
     let Some(state) = joinable(&run) else {
         return Ok(None);
     };
+    if !state.is_of_this_version() {
+        return Err(busy!(
+            "the container of env `{}` was started by another version of rockenv",
+            job.env
+        )
+        .help(format!(
+            "wait for its commands, or end them: rockenv down {}",
+            job.env
+        )));
+    }
     let spec = store.spec(&job.env)?;
     let devices = devices(cx, job, &spec)?;
     let mut command = command(cx, job, &spec, &devices);

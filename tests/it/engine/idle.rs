@@ -93,6 +93,23 @@ fn the_next_command_runs_in_the_same_container() {
         // The container is ready as soon as the command has returned.
         assert_eq!(state(&store), "ready");
     }
+    let record = store.env_dir().join("run/state.json");
+    let from_earlier_version = || {
+        let text = fs::read_to_string(&record).unwrap();
+        let earlier = text.replace(env!("CARGO_PKG_VERSION"), "0.0.1");
+        let earlier = earlier.replace("\"made_of\":\"", "\"made_of\":\"0");
+        fs::write(&record, earlier).unwrap();
+        text
+    };
+    // A command waits for the end of a container that an earlier version started.
+    from_earlier_version();
+    let ending = Pid::from_raw(agent(&store));
+    kill(ending, Signal::SIGSTOP).unwrap();
+    let mut next = store.start(&["exec", store.env(), "--", "true"]);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(next.runs(), "it was refused");
+    kill(ending, Signal::SIGCONT).unwrap();
+    next.wait().ok();
     // Two commands at once, of which the second one ends first.
     let sleeper = store.sleeper();
     let script = format!("{sleeper}; true");
@@ -105,10 +122,7 @@ fn the_next_command_runs_in_the_same_container() {
         .exits(6)
         .says(&["held by", "rm --force"]);
     // A container that an earlier version started, with a shell in it, knows other requests.
-    let record = store.env_dir().join("run/state.json");
-    let text = fs::read_to_string(&record).unwrap();
-    let earlier = text.replace(env!("CARGO_PKG_VERSION"), "0.0.1");
-    fs::write(&record, earlier).unwrap();
+    let text = from_earlier_version();
     store
         .sh("true")
         .exits(6)
