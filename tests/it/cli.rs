@@ -444,6 +444,31 @@ fn setup_does_without_a_tool_that_the_distribution_has_no_package_of() {
 }
 
 #[test]
+fn a_user_who_is_not_in_the_file_has_the_home_of_the_variable() {
+    let place = Place::new();
+    let getent = place.path().join("getent");
+    fs::write(&getent, "#!/bin/sh\necho svc:x:61200:61200::/:/bin/sh\n").unwrap();
+    for path in [place.path(), getent.as_path()] {
+        fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let _getent = bind(&getent, &fs::canonicalize("/usr/bin/getent").unwrap());
+    let program = place.path().join("rockenv");
+    copy_program(&program);
+    let ran = Ran::of(
+        Command::new(&program)
+            .arg("du")
+            .env_clear()
+            .env("HOME", place.path())
+            .current_dir(place.path())
+            .uid(61_200)
+            .gid(61_200),
+    );
+    let store = place.path().join(".local/share/rockenv");
+    let missing = format!("no store at `{}`", store.display());
+    assert!(ran.err.contains(&missing), "{}", ran.err);
+}
+
+#[test]
 fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     // A store on btrfs would need no image.
     let disk = LoopFs::new(Kind::Ext4);

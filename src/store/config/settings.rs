@@ -81,10 +81,14 @@ impl Settings {
         let names = ["SUDO_UID", "SUDO_GID", "PKEXEC_UID", "DOAS_USER"];
         let [uid, gid, pkexec, doas] = names.map(|name| self.set(name));
         self.invoking_user = account::invoking_user(uid, gid, pkexec, doas)?;
-        self.host_home = match home_of(self.invoking_user.uid) {
-            Some(home) => home,
-            None => self.path("HOME").unwrap_or_else(|| PathBuf::from("/")),
+        let (uid, home) = (self.invoking_user.uid, || self.path("HOME"));
+        // NSS says `/` for a dynamic user of systemd, whose service sets another `HOME`. Under sudo, `HOME` is root's.
+        let is_own = uid == nix::unistd::geteuid().as_raw() && !account::is_local(uid);
+        let found = match is_own {
+            true => home().or_else(|| home_of(uid)),
+            false => home_of(uid).or_else(home),
         };
+        self.host_home = found.unwrap_or_else(|| PathBuf::from("/"));
         self.user_dir = self.own("XDG_CONFIG_HOME", ".config").join("rockenv");
         Ok(())
     }

@@ -4,9 +4,10 @@
 mod place;
 pub(crate) mod rights;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::sys::error::Result;
 use crate::sys::host::system_text;
@@ -110,9 +111,21 @@ const UID: usize = 2;
 
 fn line_or_ask(passwd: &str, field: usize, value: &str) -> Option<String> {
     line_of(passwd, field, value).or_else(|| {
-        let said = ask_system("getent", &["passwd", value])?;
+        let said = once(value, || ask_system("getent", &["passwd", value]))?;
         line_of(&said, field, value)
     })
+}
+
+/// Returns the answer for a user, asked for once a process: it may come from a server, and each call of git needs it.
+fn once(user: &str, ask: impl FnOnce() -> Option<String>) -> Option<String> {
+    static ANSWERS: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
+    let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    answers.entry(user.to_owned()).or_insert_with(ask).clone()
+}
+
+/// Returns whether `/etc/passwd` has the user.
+pub(crate) fn is_local(uid: u32) -> bool {
+    line_of(&local_users(), UID, &uid.to_string()).is_some()
 }
 
 fn local_users() -> String {
@@ -202,6 +215,7 @@ mod tests {
             assert!(asked.starts_with("root:"), "{asked}");
         }
         assert_eq!(line_or_ask("", NAME, "0"), None);
+        assert!(once("0", || unreachable!("asked again")).is_some());
     }
 
     #[test]
