@@ -145,6 +145,9 @@ fn map(own: u32, ranges: &[Range]) -> String {
     words.join(" ")
 }
 
+/// How many subordinate ids a user gets.
+const EACH: u32 = 65_536;
+
 fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
     let text = if_exists(system_text(file))?.unwrap_or_default();
     let found = parse(&text, name, uid);
@@ -152,7 +155,7 @@ fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
         let taken =
             ["/etc/subuid", "/etc/subgid"].map(|file| system_text(file).unwrap_or_default());
         let first = first_free(&taken.join("\n"));
-        let free = format!("{first}-{}", first.saturating_add(65_535));
+        let free = format!("{first}-{}", first.saturating_add(EACH - 1));
         return Err(unavailable!(
             "user `{name}` has no subordinate ids in `{file}`; without them only root can build"
         )
@@ -163,14 +166,21 @@ fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
     Ok(found)
 }
 
-/// Returns the first id after all ranges in these lines: users who share subordinate ids can change each other's files.
+/// Returns the first of as many free ids as a user gets: users who share ids can change each other's files. Podman's
+/// manual gives `containers` all of the upper half.
 fn first_free(taken: &str) -> u32 {
-    let ends = taken.lines().filter_map(|line| {
+    let ranges = taken.lines().filter_map(|line| {
         let mut numbers = line.trim().split(':').skip(1).map(str::parse::<u32>);
-        let (start, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-        Some(start.saturating_add(count))
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     });
-    ends.max().unwrap_or(0).max(100_000)
+    let mut ranges: Vec<_> = ranges.collect();
+    ranges.sort_unstable();
+    ranges.iter().fold(100_000_u32, |first, (start, count)| {
+        match start.saturating_sub(first) >= EACH {
+            true => first,
+            false => first.max(start.saturating_add(*count)),
+        }
+    })
 }
 
 /// Parses lines such as `ann:100000:65536`, which identify the user by name or id.
@@ -207,7 +217,9 @@ mod tests {
             }]
         );
         assert!(parse(text, "eve", 1002).is_empty());
-        assert_eq!(first_free(text), 500_005);
+        assert_eq!(first_free(text), 200_001);
+        let podman = "containers:2147483647:2147483648\nann:100000:65536\nbob:165536:65536\n";
+        assert_eq!(first_free(podman), 231_072);
         assert_eq!(
             first_free("ann:100000:65536\n\nann:100000:65536\n"),
             165_536
