@@ -259,7 +259,7 @@ impl Cgroup {
         argv.push(format!("--slice={SLICE}"));
         argv.push(format!("--unit={unit}"));
         let mut property = |text: String| argv.push(format!("--property={text}"));
-        // With this, `OOMPolicy` is `continue`. systemd before 253 refuses that property for a scope.
+        // With this, `OOMPolicy` is `continue`. Old releases of systemd refuse that property for a scope.
         property("Delegate=yes".to_owned());
         // The user's limit decides what is killed. systemd-oomd would kill the whole session first.
         property("ManagedOOMPreference=avoid".to_owned());
