@@ -101,7 +101,7 @@ impl Facts {
 
     fn answers(&self, engine: Engine) -> bool {
         let mut services = self.services.iter();
-        services.any(|found| found.engine == engine && found.version.is_some())
+        services.any(|found| found.engine == engine && found.is_supported())
     }
 }
 
@@ -129,6 +129,8 @@ mod tests {
         assert_eq!(cells(&facts, "usable"), ["no", "yes", "no"]);
         let no = "no: an overlay store";
         assert_eq!(cells(&facts, "snapshot of build"), ["-", no, "-"]);
+        facts.services[0].version = Some("19.03.5".to_owned());
+        assert_eq!(cells(&facts, "usable"), ["no", "no", "no"]);
     }
 
     #[test]

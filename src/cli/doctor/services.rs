@@ -44,6 +44,12 @@ impl ServiceFacts {
         };
         Engine::SERVICES.map(ask).to_vec()
     }
+
+    /// Returns whether the service answers, and is new enough.
+    pub(super) fn is_supported(&self) -> bool {
+        let version = self.version.as_deref();
+        version.is_some_and(|version| !is_older(version, oldest(self.engine)))
+    }
 }
 
 fn program(engine: Engine) -> &'static str {
