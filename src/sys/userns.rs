@@ -52,8 +52,7 @@ pub(crate) fn enter() -> Result<()> {
             ),
         );
     }
-    let label = system_text("/proc/self/attr/current").unwrap_or_default();
-    if is_powerless(&label, setting) {
+    if is_powerless() {
         return Err(unavailable!(
             "cannot use a user namespace: AppArmor gives programs without a profile no rights in one"
         )
@@ -115,8 +114,14 @@ fn setting(name: &str) -> String {
     text.trim().to_owned()
 }
 
-/// Returns whether a process with this AppArmor label would have no rights in a user namespace.
-fn is_powerless(label: &str, setting: impl Fn(&str) -> String) -> bool {
+/// Returns whether AppArmor would give this process no rights in a user namespace.
+pub(crate) fn is_powerless() -> bool {
+    let label = system_text("/proc/self/attr/current").unwrap_or_default();
+    !nix::unistd::geteuid().is_root() && is_restricted(&label, setting)
+}
+
+/// Returns the same for an ordinary user's process with this label.
+fn is_restricted(label: &str, setting: impl Fn(&str) -> String) -> bool {
     label.trim() == "unconfined" && setting(APPARMOR) == "1"
 }
 
@@ -241,10 +246,10 @@ mod tests {
             permit(ubuntu),
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or sudo rockenv ..."
         );
-        assert!(is_powerless("unconfined\n", ubuntu));
-        assert!(!is_powerless("rockenv (unconfined)\n", ubuntu));
+        assert!(is_restricted("unconfined\n", ubuntu));
+        assert!(!is_restricted("rockenv (unconfined)\n", ubuntu));
         let fedora = |_: &str| String::new();
-        assert!(!is_powerless("unconfined\n", fedora));
+        assert!(!is_restricted("unconfined\n", fedora));
         assert_eq!(permit(fedora), "sudo rockenv ...");
     }
 }

@@ -53,6 +53,8 @@ pub(crate) struct Facts {
     pub pressure: bool,
     /// Limit on user namespaces; `None` if the kernel lacks them.
     pub user_namespaces: Option<u64>,
+    /// AppArmor gives this process no rights in a user namespace.
+    pub powerless: bool,
     pub store: StoreFacts,
     pub gpu: GpuFacts,
     pub services: Vec<ServiceFacts>,
@@ -431,6 +433,11 @@ fn limits(facts: &Facts) -> Vec<Check> {
     checks.push(match facts.user_namespaces {
         Some(0) => note("user namespaces are disabled; only rootless engines need them")
             .try_(facts.sudo("sysctl -w user.max_user_namespaces=15000")),
+        Some(_) if facts.powerless => missing(
+            "AppArmor gives programs without a profile no rights in user namespaces",
+            facts.sudo("sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        )
+        .essential_if(facts.engine == Engine::Podman),
         Some(_) => ok("user namespaces"),
         None => note("the kernel has no user namespaces; only rootless engines need them"),
     });

@@ -18,6 +18,7 @@ use crate::store::{Store, lock};
 use crate::sys::error::Error;
 use crate::sys::host::{Host, free_space};
 use crate::sys::process::Program;
+use crate::sys::userns;
 use crate::tree;
 
 impl Facts {
@@ -51,6 +52,7 @@ impl Facts {
             pressure: Path::new("/proc/pressure/memory").exists(),
             user_namespaces: read("/proc/sys/user/max_user_namespaces")
                 .and_then(|text| text.trim().parse().ok()),
+            powerless: userns::is_powerless(),
             store: store(host, &config.home),
             gpu: GpuFacts::probe(gpus),
             services: ServiceFacts::probe(&config.sockets),

@@ -20,6 +20,7 @@ pub(super) fn debian() -> Facts {
         },
         pressure: true,
         user_namespaces: Some(1000),
+        powerless: false,
         store: StoreFacts {
             path: "/var/lib/rockenv".into(),
             exists: true,
@@ -97,6 +98,9 @@ fn who_uses_a_service_needs_neither_root_nor_nspawn() {
     facts.services = vec![ServiceFacts::sample(Engine::Podman)];
     assert!(is_fit(&examine(&facts)));
     assert_eq!(of(&facts, CheckState::Missing), []);
+    facts.powerless = true;
+    assert!(!is_fit(&examine(&facts)));
+    facts.powerless = false;
     // The service, however, is required, installed or not.
     facts.services[0].version = None;
     facts.services[0].problem = Some(("it does not answer".into(), "start it".into()));
