@@ -186,19 +186,25 @@ fn get(cx: &Context, tools: &[&Tool], signals: &Signals) -> Result<()> {
     if let Some(number) = signals.pending()? {
         return Err(Error::new(Kind::Signal(number), "interrupted"));
     }
-    if manager == Manager::RpmOstree {
-        return Err(unavailable!("the packages are there after a reboot").help("systemctl reboot"));
-    }
+    check_there(manager, tools)?;
+    cx.ui.note("everything that has a package is installed now");
+    Ok(())
+}
+
+/// Fails if a needed tool is missing after the installation.
+fn check_there(manager: Manager, tools: &[&Tool]) -> Result<()> {
     let left: Vec<&Tool> = tools
         .iter()
         .copied()
         .filter(|tool| !tool.optional && !tool.is_there())
         .collect();
-    if left.is_empty() {
-        cx.ui.note("everything that has a package is installed now");
-        return Ok(());
+    match (left.is_empty(), manager) {
+        (true, _) => Ok(()),
+        (false, Manager::RpmOstree) => {
+            Err(unavailable!("the packages are there after a reboot").help("systemctl reboot"))
+        }
+        (false, _) => Err(still_missing(&left, "their packages do not contain them")),
     }
-    Err(still_missing(&left, "their packages do not contain them"))
 }
 
 fn still_missing(tools: &[&Tool], why: &str) -> Error {
@@ -258,4 +264,27 @@ fn show(
         cx.ui.data(&format!("would {step}\n"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_needed_package_waits_for_a_reboot() {
+        let check = |optional| {
+            let tool = Tool {
+                name: "no-such-tool",
+                files: Vec::new(),
+                features: Vec::new(),
+                why: "test",
+                optional,
+                packages: "-",
+            };
+            check_there(Manager::RpmOstree, &[&tool])
+        };
+        assert!(check(true).is_ok());
+        let error = check(false).unwrap_err();
+        assert_eq!(error.help_text(), Some("systemctl reboot"));
+    }
 }
