@@ -388,7 +388,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns by how much a live tree is larger than its parent, in bytes.
+    /// Returns by how much a live tree is larger than its parent, in bytes. The tree's container must not be running.
     pub fn written_at_service(&self, tree: &TreeId) -> Result<Option<u64>> {
         let Some(service) = self.service()? else {
             return Ok(None);

@@ -422,7 +422,7 @@ impl LockedEnv<'_> {
             let own = self.directory.join("views");
             self.store.discard(&own)?;
             tree::copy_tree(&views, &own)?;
-            // It names the build volumes of `from`.
+            // The record of a begun step: it names the build volumes of `from`.
             self.copy_file(from, ATTEMPT)?;
         }
         self.name().clone_into(&mut spec.name);

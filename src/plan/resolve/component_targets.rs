@@ -20,9 +20,9 @@ pub(crate) struct Incompatibility<'a> {
     pub issues: Vec<String>,
 }
 
-/// Returns the components that do not fit, in their order. Each comes with the targets that it is built for besides
-/// the env's, so that a library exists at all. `excluded` returns a value if a project is not built for a target:
-/// upstream's issue, if one is named.
+/// Returns the components that do not fit, in the order of `components`, which also has the targets that each is built
+/// for besides the env's, so that a library exists at all. `excluded` returns a value if a project is not built for a
+/// target: upstream's issue, if one is named.
 pub(crate) fn incompatibilities<'a>(
     components: &[(&'a Component, Vec<Target>)],
     targets: &[Target],
