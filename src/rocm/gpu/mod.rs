@@ -107,10 +107,13 @@ impl Machine {
     /// Reads the machine whose root directory is `root`.
     pub(crate) fn detect(root: &Path) -> Self {
         let there = |path: &str| below(root, path).exists();
+        let pci = root.join("sys/bus/pci/devices");
         Self {
-            gpus: topology::read(&root.join("sys/class/kfd/kfd/topology/nodes")),
+            gpus: topology::read(&root.join("sys/class/kfd/kfd/topology/nodes"), &pci),
             kfd: there(KFD),
-            on_bus: amd_on_bus(&root.join("sys/bus/pci/devices")),
+            on_bus: names_in(&pci)
+                .iter()
+                .any(|address| is_amd_gpu(&pci.join(address))),
             wsl: there("/dev/dxg"),
             root: root.to_owned(),
         }
@@ -252,15 +255,11 @@ fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
 
-fn amd_on_bus(devices: &Path) -> bool {
-    let Ok(devices) = fs::read_dir(devices) else {
-        return false;
+/// Returns whether a directory of the bus is that of an AMD display controller, or of a processing accelerator such as
+/// the MI series.
+fn is_amd_gpu(device: &Path) -> bool {
+    let is = |file: &str, start: &str| {
+        fs::read_to_string(device.join(file)).is_ok_and(|text| text.starts_with(start))
     };
-    devices.flatten().any(|device| {
-        let is = |file: &str, start: &str| {
-            fs::read_to_string(device.path().join(file)).is_ok_and(|text| text.starts_with(start))
-        };
-        // Display controllers, and processing accelerators such as the MI series.
-        is("vendor", "0x1002") && (is("class", "0x03") || is("class", "0x12"))
-    })
+    is("vendor", "0x1002") && (is("class", "0x03") || is("class", "0x12"))
 }

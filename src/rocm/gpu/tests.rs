@@ -163,11 +163,15 @@ fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
 fn partitions_share_an_address() {
     let (_root, machine) = machine!("mi300x-partitions");
     assert_eq!(machine.gpus.len(), 8);
-    let third = &machine.gpus[6];
-    assert_eq!(
-        (third.pci.as_str(), third.partition, third.isa.as_str()),
-        ("0001:26:00.0", Some(2), "gfx942")
-    );
+    // The first device's partitions are numbered as Linux does it, the second one's as some of AMD's drivers do.
+    for (index, pci) in [(2, "0000:05:00.0"), (6, "0001:26:00.0")] {
+        let third = &machine.gpus[index];
+        assert_eq!(
+            (third.pci.as_str(), third.partition, third.isa.as_str()),
+            (pci, Some(2), "gfx942")
+        );
+    }
+    assert!(chosen(&machine, "05:00.1", &["gfx942"]).is_err());
     assert_eq!(taken(&machine, "renderD134", &["gfx942"]), "renderD134");
     assert_eq!(taken(&machine, "6", &["gfx942"]), "renderD134");
     let error = chosen(&machine, "0001:26:00.0", &["gfx942"]).unwrap_err();

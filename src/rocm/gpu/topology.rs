@@ -5,12 +5,13 @@ use std::path::Path;
 
 use fs_err as fs;
 
-use super::Gpu;
+use super::{Gpu, is_amd_gpu};
 use crate::rocm::target;
 use crate::sys::host::names_in;
 
-/// Reads the directory `nodes`. Skips unreadable nodes, such as GPUs that a container may not see.
-pub(super) fn read(nodes: &Path) -> Vec<Gpu> {
+/// Reads the directory `nodes`; `pci` has the devices of the bus. Skips unreadable nodes, such as GPUs that a container
+/// may not see.
+pub(super) fn read(nodes: &Path, pci: &Path) -> Vec<Gpu> {
     let mut found: Vec<(u32, Node)> = children(nodes)
         .into_iter()
         .filter_map(|number| {
@@ -21,7 +22,7 @@ pub(super) fn read(nodes: &Path) -> Vec<Gpu> {
                 let path = banks.join(bank.to_string()).join("properties");
                 own_memory(&fs::read_to_string(path).ok()?)
             });
-            let mut node = Node::parse(&properties)?;
+            let mut node = Node::parse(&properties, |address| is_amd_gpu(&pci.join(address)))?;
             node.memory = memory.sum();
             Some((number, node))
         })
@@ -62,19 +63,27 @@ struct Node {
 }
 
 impl Node {
-    /// Parses lines of a name and a number; `None` for a CPU, which is a node too.
-    fn parse(properties: &str) -> Option<Self> {
+    /// Parses lines of a name and a number; `None` for a CPU, which is a node too. `is_gpu` tells whether a GPU has a
+    /// PCI address.
+    fn parse(properties: &str, is_gpu: impl Fn(&str) -> bool) -> Option<Self> {
         let values = values(properties);
         let value = |name: &str| values.get(name).copied().unwrap_or(0);
         let small = |name: &str| u32::try_from(value(name)).ok();
         let version = small("gfx_target_version").filter(|version| *version != 0)?;
-        // The location packs bus, device and function like PCI. The partition number is in the high bits.
+        // The location packs bus, device and function like PCI. Linux adds the partition number to the function, which
+        // is 0 for such devices; some of AMD's drivers have it in the high bits.
         let location = small("location_id")?;
-        let (bus, slot, function) = (location >> 8 & 0xff, location >> 3 & 0x1f, location & 0x7);
+        let (bus, slot) = (location >> 8 & 0xff, location >> 3 & 0x1f);
+        let address =
+            |function: u32| format!("{:04x}:{bus:02x}:{slot:02x}.{function}", value("domain"));
+        let (pci, partition) = match (location >> 28, location & 0x7) {
+            (0, partition) if !is_gpu(&address(partition)) => (address(0), partition),
+            (partition, function) => (address(function), partition),
+        };
         Some(Self {
             version,
-            pci: format!("{:04x}:{bus:02x}:{slot:02x}.{function}", value("domain")),
-            partition: location >> 28,
+            pci,
+            partition,
             render_minor: small("drm_render_minor")?,
             compute_units: small("simd_count")? / small("simd_per_cu")?.max(1),
             memory: 0,
@@ -108,13 +117,14 @@ mod tests {
     fn properties_are_a_gpus_or_a_processors() {
         let text = "simd_count 24\nsimd_per_cu 2\ngfx_target_version 110003\nlocation_id 25344\n\
                     domain 0\ndrm_render_minor 128\nunknown words here\nhive_id 18446744073709551615\n";
-        let node = Node::parse(text).unwrap();
+        let parse = |text: &str, is_gpu: bool| Node::parse(text, |_| is_gpu);
+        let node = parse(text, true).unwrap();
         assert_eq!(
             (node.pci.as_str(), node.compute_units, node.partition),
             ("0000:63:00.0", 12, 0)
         );
         assert_eq!(
-            Node::parse("cpu_cores_count 16\ngfx_target_version 0\n"),
+            parse("cpu_cores_count 16\ngfx_target_version 0\n", true),
             None
         );
         for nonsense in [
@@ -123,11 +133,17 @@ mod tests {
             "gfx_target_version -1\n",
             "\0\n \n",
         ] {
-            assert_eq!(Node::parse(nonsense), None);
+            assert_eq!(parse(nonsense, true), None);
         }
         // Domains of virtual buses have more than four digits.
         let far = text.replace("domain 0", "domain 65536");
-        assert_eq!(Node::parse(&far).unwrap().pci, "10000:63:00.0");
+        assert_eq!(parse(&far, true).unwrap().pci, "10000:63:00.0");
+        // A function that is no GPU of its own is a partition.
+        let third = text.replace("location_id 25344", "location_id 25346");
+        for (is_gpu, pci, partition) in [(true, "0000:63:00.2", 0), (false, "0000:63:00.0", 2)] {
+            let node = parse(&third, is_gpu).unwrap();
+            assert_eq!((node.pci.as_str(), node.partition), (pci, partition));
+        }
     }
 
     #[test]
