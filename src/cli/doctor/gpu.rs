@@ -23,15 +23,22 @@ pub(crate) struct Node {
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let GpuFacts { machine, nodes } = &facts.gpu;
     if !machine.kfd {
-        return vec![match (machine.wsl, machine.on_bus) {
-            (true, _) => note(
+        return vec![match (machine.wsl, machine.on_bus, &machine.driver) {
+            (true, ..) => note(
                 "WSL has /dev/dxg instead of /dev/kfd: steps with `gpu` are skipped, and reported as skipped",
             ),
-            (false, true) => missing(
+            (false, true, None) => missing(
                 "AMD GPU found, but /dev/kfd is missing: steps with `gpu` are skipped",
                 facts.sudo("modprobe amdgpu"),
             ),
-            (false, false) => {
+            (false, true, Some(driver)) if driver == "amdgpu" => note(
+                "AMD GPU found, but /dev/kfd is missing: the kernel lacks CONFIG_HSA_AMD, or this is a container \
+                 without the device: steps with `gpu` are skipped",
+            ),
+            (false, true, Some(driver)) => note(format!(
+                "the AMD GPU's driver is {driver}, not amdgpu: steps with `gpu` are skipped"
+            )),
+            (false, false, _) => {
                 note("no AMD GPU: steps with `gpu` are skipped, and reported as skipped")
             }
         }];
@@ -164,6 +171,13 @@ pub(super) mod tests {
         let (message, command) = check(|facts| facts.gpu.machine.kfd = false).unwrap();
         assert_has!(message, "/dev/kfd is missing");
         assert_eq!(command, "modprobe amdgpu");
+        for driver in ["amdgpu", "vfio-pci"] {
+            let mut facts = debian();
+            facts.gpu = card();
+            facts.gpu.machine.kfd = false;
+            facts.gpu.machine.driver = Some(driver.to_owned());
+            assert!(of(&facts, CheckState::Missing).is_empty(), "{driver}");
+        }
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
         assert_has!(message, "/dev/dri/renderD128 missing");
         assert_eq!(command, "journalctl -k -g amdgpu");

@@ -96,6 +96,8 @@ pub(crate) struct Machine {
     pub kfd: bool,
     /// The bus has an AMD display device or accelerator, with or without a driver.
     pub on_bus: bool,
+    /// The driver of that device; of several devices, `None` if one has no driver.
+    pub driver: Option<String>,
     /// The machine is WSL, which has `/dev/dxg` instead of `/dev/kfd`.
     pub wsl: bool,
     /// The root directory that was examined.
@@ -108,12 +110,17 @@ impl Machine {
     pub(crate) fn detect(root: &Path) -> Self {
         let there = |path: &str| below(root, path).exists();
         let pci = root.join("sys/bus/pci/devices");
+        let addresses = names_in(&pci).into_iter();
+        let devices = addresses.map(|address| pci.join(address));
+        let driver = devices
+            .filter(|device| is_amd_gpu(device))
+            .map(|device| driver_of(&device))
+            .min();
         Self {
             gpus: topology::read(&root.join("sys/class/kfd/kfd/topology/nodes"), &pci),
             kfd: there(KFD),
-            on_bus: names_in(&pci)
-                .iter()
-                .any(|address| is_amd_gpu(&pci.join(address))),
+            on_bus: driver.is_some(),
+            driver: driver.flatten(),
             wsl: there("/dev/dxg"),
             root: root.to_owned(),
         }
@@ -148,16 +155,22 @@ impl Machine {
     }
 
     /// Returns why this machine cannot run GPU code; `None` if it can.
-    pub(crate) fn lack(&self) -> Option<&'static str> {
-        match (self.kfd, self.gpus.is_empty()) {
-            (true, false) => None,
-            (false, _) if self.wsl => Some("WSL has no /dev/kfd"),
-            (false, false) => Some("this machine has no /dev/kfd"),
-            (false, true) if self.on_bus => {
-                Some("the GPU's driver is not loaded: `modprobe amdgpu`")
+    pub(crate) fn lack(&self) -> Option<String> {
+        let lack = match (self.kfd, self.gpus.is_empty(), &self.driver) {
+            (true, false, _) => return None,
+            (false, ..) if self.wsl => "WSL has no /dev/kfd",
+            (_, true, Some(other)) if other != "amdgpu" => {
+                return Some(format!("the GPU's driver is {other}, not amdgpu"));
             }
-            _ => Some("this machine has no GPU"),
-        }
+            (true, true, _) if self.on_bus => "the compute driver lists no GPU",
+            (false, true, None) if self.on_bus => {
+                "the GPU's driver is not loaded: `modprobe amdgpu`"
+            }
+            // The kernel has no compute driver, or this is a container without the node.
+            (false, false, _) | (false, true, Some(_)) => "this machine has no /dev/kfd",
+            _ => "this machine has no GPU",
+        };
+        Some(lack.to_owned())
     }
 
     /// Returns the paths of all device nodes in `directory`, sorted.
@@ -262,4 +275,11 @@ fn is_amd_gpu(device: &Path) -> bool {
         fs::read_to_string(device.join(file)).is_ok_and(|text| text.starts_with(start))
     };
     is("vendor", "0x1002") && (is("class", "0x03") || is("class", "0x12"))
+}
+
+/// Returns the driver that has claimed a device of the bus.
+fn driver_of(device: &Path) -> Option<String> {
+    let text = fs::read_to_string(device.join("uevent")).ok()?;
+    let mut lines = text.lines();
+    lines.find_map(|line| Some(line.strip_prefix("DRIVER=")?.to_owned()))
 }

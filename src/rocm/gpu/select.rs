@@ -72,7 +72,7 @@ impl Machine {
             }
             Selector::Auto | Selector::Required => {
                 if let Some(lack) = self.lack() {
-                    return without(lack.to_owned());
+                    return without(lack);
                 }
                 let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
                 let Some(gpu) = fitting.next() else {

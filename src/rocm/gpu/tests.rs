@@ -189,19 +189,32 @@ fn partitions_share_an_address() {
 
 #[test]
 fn machines_without_one_say_why() {
+    let no_driver = include_str!("../../../tests/gpu/no-driver");
+    let with = |driver: &str| {
+        format!("{no_driver}>>> sys/bus/pci/devices/0000:03:00.0/uevent\nDRIVER={driver}\n")
+    };
+    let (reserved, hidden) = (with("vfio-pci"), with("amdgpu"));
+    let failed = format!("{no_driver}>>> dev/kfd\n");
     for (text, why) in [
         (
             include_str!("../../../tests/gpu/none"),
             "this machine has no GPU",
         ),
         (
-            include_str!("../../../tests/gpu/no-driver"),
+            no_driver,
             "the GPU's driver is not loaded: `modprobe amdgpu`",
         ),
         (
             include_str!("../../../tests/gpu/wsl"),
             "WSL has no /dev/kfd",
         ),
+        // Loading the driver again would not help.
+        (
+            reserved.as_str(),
+            "the GPU's driver is vfio-pci, not amdgpu",
+        ),
+        (hidden.as_str(), "this machine has no /dev/kfd"),
+        (failed.as_str(), "the compute driver lists no GPU"),
     ] {
         let (_root, machine) = machine(text);
         assert_eq!(machine.gpus, []);
