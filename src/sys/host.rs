@@ -39,8 +39,7 @@ impl Host {
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         Ok(Self {
             cores,
-            memory: memory_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal:")
-                .min(group_memory()),
+            memory: total_memory(&fs::read_to_string("/proc/meminfo")?).min(group_memory()),
             systemd: Path::new("/run/systemd/system").is_dir(),
             root: userns::is_root(),
             program: std::env::current_exe()
@@ -95,14 +94,16 @@ pub(crate) struct MemoryNow {
 }
 
 pub(crate) fn memory_now() -> MemoryNow {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = memory_field(&meminfo, "MemTotal:");
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let meminfo = text("/proc/meminfo");
+    let total = total_memory(&meminfo);
+    let cached = zfs_cache(&text("/proc/spl/kstat/zfs/arcstats"));
     MemoryNow {
         total,
         // If the field is unreadable, assumes enough memory.
         available: match memory_field(&meminfo, "MemAvailable:") {
             0 => total,
-            bytes => bytes,
+            bytes => bytes.saturating_add(cached).min(total),
         },
         stalled: fs::read_to_string("/proc/pressure/memory")
             .ok()
@@ -174,6 +175,27 @@ pub(crate) fn stalled(text: &str, line: &str, field: &str) -> Option<f64> {
     let line = text.lines().find_map(|found| found.strip_prefix(line))?;
     line.split(' ')
         .find_map(|found| found.strip_prefix(field)?.parse().ok())
+}
+
+/// Returns the machine's memory without the huge pages that are reserved for other programs, in bytes.
+fn total_memory(meminfo: &str) -> u64 {
+    let field = |name: &str| memory_field(meminfo, name);
+    let rest = field("MemTotal:").saturating_sub(field("Hugetlb:"));
+    // The total may be a container's, and the huge pages the host's.
+    rest.max(field("MemAvailable:"))
+}
+
+/// Returns the bytes of ZFS's cache that programs can get, from its `arcstats`. The kernel does not count them as
+/// available, and the cache may take almost all of the memory.
+fn zfs_cache(arcstats: &str) -> u64 {
+    let field = |name: &str| {
+        arcstats.lines().find_map(|line| {
+            let mut words = line.split_whitespace();
+            (words.next() == Some(name)).then(|| words.nth(1)?.parse::<u64>().ok())?
+        })
+    };
+    let kept = field("c_min").unwrap_or(0);
+    field("size").unwrap_or(0).saturating_sub(kept)
 }
 
 /// Parses a field of `/proc/meminfo` and returns it in bytes.
@@ -272,6 +294,14 @@ mod tests {
             24_684_092 * 1024
         );
         assert_eq!(memory_field("nonsense", "MemTotal:"), 0);
+        for (available, huge, total) in [(5, 0, 64), (5, 56, 8), (5, 62, 5), (60, 900, 60)] {
+            let text = format!(
+                "MemTotal: 64 kB\nMemAvailable: {available} kB\nHugepagesize: 2048 kB\nHugetlb: {huge} kB\n"
+            );
+            assert_eq!(total_memory(&text), total * 1024, "{text}");
+        }
+        let zfs = "13 1 0x01 147 39984 5 7\nname type data\nc_min 4 2\nc_max 4 60\nsize 4 50\n";
+        assert_eq!((zfs_cache(zfs), zfs_cache("")), (48, 0));
         let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=1\n";
         assert_eq!(stalled(text, "some ", "avg10="), Some(12.5));
         assert_eq!(stalled(text, "full ", "avg300="), Some(0.0));
