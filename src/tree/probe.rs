@@ -5,6 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs};
+use nix::sys::statvfs::{FsFlags, fstatvfs};
 
 use super::{Method, btrfs, mounts, overlay, remove_tree, transfer};
 use crate::sys::beneath;
@@ -25,6 +26,13 @@ pub struct Probe {
 pub fn probe(dir: &Path) -> Result<Probe> {
     let fd = beneath::open_path(dir)?;
     let file_system = mounts::file_system(fd.as_fd()).unwrap_or_else(|| "unknown".to_owned());
+    // Trees and volumes are bind-mounted, with the flags of this mount.
+    if fstatvfs(&fd)?.flags().contains(FsFlags::ST_NOEXEC) {
+        let message = "programs in a store cannot run here: the file system is mounted noexec";
+        return Err(unavailable!("{message}").help(
+            "remount it with `exec`, or set ROCKENV_HOME to a directory on another file system",
+        ));
+    }
     let place = tempfile::Builder::new()
         .prefix(".rockenv-probe-")
         .tempdir_in(dir)?
@@ -128,4 +136,25 @@ fn try_overlay(place: &Path) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::mount::MsFlags;
+
+    use super::*;
+
+    #[test]
+    fn a_store_needs_programs() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let error = overlay::in_throw_away_namespace(|| {
+            let (none, at) = (None::<&str>, directory.path());
+            nix::mount::mount(none, at, Some("tmpfs"), MsFlags::MS_NOEXEC, none).unwrap();
+            probe(at).unwrap_err()
+        });
+        assert_has!(error.unwrap().message(), "mounted noexec");
+    }
 }
