@@ -13,7 +13,7 @@ use crate::store::Store;
 use crate::store::config::Config;
 use crate::store::inventory::InventoryOptions;
 use crate::sys::error::Result;
-use crate::sys::host::{Space, space};
+use crate::sys::host::{Space, lacks_inodes, space};
 use crate::tree::FileSystem;
 use crate::ui::size;
 
@@ -219,7 +219,7 @@ impl DiskGuard {
         let full = |place: &&Place| {
             let Marks { warn, full, .. } = place.marks;
             match says {
-                true => place.lowest < warn.max(full),
+                true => place.lowest < warn.max(full) || lacks_inodes(&place.path),
                 false => place.lowest < full.min(place.before),
             }
         };

@@ -239,6 +239,13 @@ pub(crate) fn free_space(path: &Path) -> Result<u64> {
     Ok(space(path)?.free)
 }
 
+/// Returns whether a file system has practically no room for another file, however many bytes are free. Some do not
+/// count files.
+pub(crate) fn lacks_inodes(path: &Path) -> bool {
+    nix::sys::statvfs::statvfs(path)
+        .is_ok_and(|found| found.files() > 0 && found.files_available() <= found.files() / 1000)
+}
+
 /// Returns how far the clock that can be set is ahead of the one that cannot, in nanoseconds.
 pub(crate) fn clock_ahead() -> Option<i64> {
     let read = |clock: ClockId| {

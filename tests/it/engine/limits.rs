@@ -283,13 +283,24 @@ fn a_full_disk_is_one_that_the_step_filled() {
         .exits(10)
         .says(&["step `one` ran out of disk"]);
     // The disk has no room for a file of metrics either.
-    let found = nix::sys::statvfs::statvfs(disk.path()).unwrap();
-    let full = format!("nr_inodes={}", found.files() - found.files_free());
-    let (none, full) = (None::<&str>, Some(full.as_str()));
-    mount(none, disk.path(), none, MsFlags::MS_REMOUNT, full).unwrap();
+    let allow_no_more_files = || {
+        let found = nix::sys::statvfs::statvfs(disk.path()).unwrap();
+        let full = format!("nr_inodes={}", found.files() - found.files_free());
+        let (none, full) = (None::<&str>, Some(full.as_str()));
+        mount(none, disk.path(), none, MsFlags::MS_REMOUNT, full).unwrap();
+    };
+    allow_no_more_files();
     let rows = disk.join("rows");
     store
         .rockenv(&["up", store.env(), "--metrics", rows.to_str().unwrap()])
         .exits(10)
         .says(&["cannot write in", "help: rockenv gc"]);
+    // All bytes are free, but there is no room for a file.
+    fs::remove_file(disk.join("x")).unwrap();
+    allow_no_more_files();
+    store.profile(&steps("touch /out/y"));
+    store
+        .rockenv(&["up", store.env()])
+        .exits(10)
+        .says(&["step `one` ran out of disk"]);
 }
