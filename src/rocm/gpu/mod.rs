@@ -90,7 +90,7 @@ impl Extras {
 /// The GPUs of a machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
-    /// The GPUs that the compute driver lists, in its order.
+    /// The GPUs that the compute driver lists, in its order. Without those that have no node, if others have one.
     pub gpus: Vec<Gpu>,
     /// `/dev/kfd` exists.
     pub kfd: bool,
@@ -116,8 +116,16 @@ impl Machine {
             .filter(|device| is_amd_gpu(device))
             .map(|device| driver_of(&device))
             .min();
+        let mut gpus = topology::read(&root.join("sys/class/kfd/kfd/topology/nodes"), &pci);
+        // In a container, the driver may list GPUs whose nodes are not there. HIP does not count them.
+        let has_node = |gpu: &Gpu| there(&gpu.render_node());
+        if gpus.iter().any(has_node) {
+            gpus.retain(has_node);
+            let numbered = gpus.iter_mut().enumerate();
+            numbered.for_each(|(index, gpu)| gpu.index = index);
+        }
         Self {
-            gpus: topology::read(&root.join("sys/class/kfd/kfd/topology/nodes"), &pci),
+            gpus,
             kfd: there(KFD),
             on_bus: driver.is_some(),
             driver: driver.flatten(),

@@ -149,7 +149,7 @@ fn a_gpu_that_no_target_fits_is_named() {
 
 #[test]
 fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
-    let (_root, machine) = machine!("two-equal");
+    let (root, machine) = machine!("two-equal");
     assert_eq!(machine.target(named).unwrap().name(), "gfx1100");
     assert_eq!(
         taken(&machine, "auto", &["gfx1100"]),
@@ -157,6 +157,12 @@ fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
     );
     assert_eq!(taken(&machine, "43:00.0", &["gfx1100"]), "renderD129");
     assert_eq!(taken(&machine, "1", &["gfx1100"]), "renderD129");
+    // A container may have the node of one of them.
+    fs::remove_file(root.path().join("dev/dri/renderD128")).unwrap();
+    let machine = Machine::detect(root.path());
+    for selector in ["auto", "0"] {
+        assert_eq!(taken(&machine, selector, &["gfx1100"]), "renderD129");
+    }
 }
 
 #[test]
