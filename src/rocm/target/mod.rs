@@ -143,7 +143,9 @@ impl Target {
                 members.join(", ")
             );
         }
-        match suggest::closest(name, all().map(|target| target.name())) {
+        // Tools print an ISA with its features: `gfx90a:sramecc+:xnack-`.
+        let isa = name.split(':').next().unwrap_or(name);
+        match suggest::closest(isa, all().map(|target| target.name())) {
             Some(close) => format!("did you mean `{close}`? {ALL}"),
             None => ALL.to_owned(),
         }
@@ -318,6 +320,7 @@ mod tests {
         };
         assert_has!(help("gfx1013"), "`gfx1");
         assert!(help("GFX1103").contains("`gfx1103`"));
+        assert_has!(help("gfx90a:sramecc+:xnack-"), "`gfx90a`");
         // Swapped digits rank before a wrong digit.
         assert_has!(help("gfx1130"), "`gfx1103`");
         assert_has!(help("gfx1120"), "`gfx1102`");
