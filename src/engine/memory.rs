@@ -46,10 +46,13 @@ impl Cgroup {
 
 /// Returns the memory of a group and those below it; `None` without a limit.
 fn limited(directory: &Path) -> Option<Limited> {
-    let read = |file: &str| fs::read_to_string(directory.join(file)).ok();
-    let limit = read("memory.max").or_else(|| read("memory.limit_in_bytes"))?;
+    let limit = |file: &str| {
+        let text = fs::read_to_string(directory.join(file)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
     Some(Limited {
-        limit: limit.trim().parse().ok()?,
+        limit: limits.into_iter().filter_map(limit).min()?,
         used: anonymous(directory)?,
     })
 }
@@ -94,6 +97,9 @@ mod tests {
         };
         let job = |used| vec![Limited { used, limit: 100 }];
         assert_eq!((group.anonymous(), group.around()), (Some(6), job(80)));
+        write("job", "memory.high", "90\n");
+        assert_eq!(group.around()[0].limit, 90);
+        write("job", "memory.high", "max\n");
         // The same in cgroup v1.
         let text = "rss 1\nshmem 1\ntotal_cache 9\ntotal_rss 60\ntotal_shmem 2\n";
         write("job", "memory.stat", text);

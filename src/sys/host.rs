@@ -122,9 +122,10 @@ fn group_memory() -> u64 {
 /// Returns the directories of this process's control group and its ancestors that may limit memory.
 pub(crate) fn memory_groups() -> Vec<PathBuf> {
     let limits = own_memory_limits().into_iter();
-    limits
-        .filter_map(|file| Some(file.parent()?.to_owned()))
-        .collect()
+    let groups = limits.filter_map(|file| Some(file.parent()?.to_owned()));
+    let mut groups: Vec<PathBuf> = groups.collect();
+    groups.dedup();
+    groups
 }
 
 fn own_memory_limits() -> Vec<PathBuf> {
@@ -142,10 +143,11 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
         };
         let mut source = source.split(' ');
         let (kind, options) = (source.next(), source.nth(1).unwrap_or_default());
-        let (path, name) = match kind {
-            Some("cgroup2") => (group_path(own, ""), "memory.max"),
+        let (path, names) = match kind {
+            // Above the second one the kernel stalls the group's processes.
+            Some("cgroup2") => (group_path(own, ""), &["memory.max", "memory.high"][..]),
             Some("cgroup") if options.split(',').any(|one| one == "memory") => {
-                (group_path(own, "memory"), "memory.limit_in_bytes")
+                (group_path(own, "memory"), &["memory.limit_in_bytes"][..])
             }
             _ => continue,
         };
@@ -156,7 +158,9 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
         // In a container, the mount may begin at the container's own group.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let groups = below.ancestors();
-        files.extend(groups.map(|group| Path::new(at).join(group).join(name)));
+        for group in groups.map(|group| Path::new(at).join(group)) {
+            files.extend(names.iter().map(|name| group.join(name)));
+        }
     }
     files
 }
@@ -334,13 +338,20 @@ mod tests {
             "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
             "/sys/fs/cgroup/memory/memory.limit_in_bytes",
             "/sys/fs/cgroup/unified/d/memory.max",
+            "/sys/fs/cgroup/unified/d/memory.high",
             "/sys/fs/cgroup/unified/memory.max",
+            "/sys/fs/cgroup/unified/memory.high",
         ];
         assert_eq!(files, expected.map(PathBuf::from));
         // In a container, the mount begins at the container's group.
         let mounts = "30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         let files = memory_limits("0::/docker/x/y\n", mounts);
-        let expected = ["/sys/fs/cgroup/y/memory.max", "/sys/fs/cgroup/memory.max"];
+        let expected = [
+            "/sys/fs/cgroup/y/memory.max",
+            "/sys/fs/cgroup/y/memory.high",
+            "/sys/fs/cgroup/memory.max",
+            "/sys/fs/cgroup/memory.high",
+        ];
         assert_eq!(files, expected.map(PathBuf::from));
         assert!(memory_limits("", "").is_empty());
         // The name of another mount point does not matter.
