@@ -191,6 +191,31 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
     assert!(root.path().join("usr/share/man/man1/rockenv.1").exists());
 }
 
+/// Stands for rockenv, whose `export` has the rights of the user behind sudo.
+const EXPORT: &str = "#!/bin/sh
+[ $1 != export ] || setpriv --reuid=$SUDO_UID --regid=$SUDO_GID --clear-groups touch $3/rockenv.deb
+";
+
+#[test]
+fn sudo_make_deb_exports_below_a_target_directory_of_root() {
+    let target = tempfile::tempdir().unwrap();
+    let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    fs::set_permissions(target.path(), mode(0o755)).unwrap();
+    let program = target.path().join("rockenv");
+    fs::write(&program, EXPORT).unwrap();
+    fs::set_permissions(&program, mode(0o755)).unwrap();
+    let mut make = Command::new("make");
+    make.current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("MAKEFLAGS")
+        .envs([("SUDO_UID", "1234"), ("SUDO_GID", "1234")])
+        // Nothing is compiled.
+        .args(["--old-file=build", "deb"])
+        .arg(format!("CARGO_TARGET_DIR={}", target.path().display()))
+        .arg(format!("ROCKENV={}", program.display()));
+    run(&mut make);
+    assert!(target.path().join("packages/rockenv.deb").exists());
+}
+
 #[test]
 fn the_page_of_installation_removes_all_of_it() {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
