@@ -441,6 +441,11 @@ fn setup_does_without_a_tool_that_the_distribution_has_no_package_of() {
     place
         .run(&["up", "none", "--setup"])
         .fails(7, "no profile or target `none`");
+    let disk = LoopFs::new(Kind::Ext4);
+    let place = Place(tempfile::tempdir_in(disk.path()).unwrap());
+    place
+        .run(&["image", "build", "debian-forky"])
+        .fails_after_notes(4, "docker.io/debian:forky");
 }
 
 #[test]

@@ -20,8 +20,15 @@ use crate::sys::shell::quoted;
 const APT_WITH_SNAPSHOTS: (u32, u32) = (2, 9);
 
 pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<'_>) -> Result<()> {
-    let program = Program::find("mmdebstrap", "Debian and Ubuntu images")?;
     let name = table.distribution.name();
+    let program = Program::find("mmdebstrap", "Debian and Ubuntu images").map_err(|error| {
+        // Most distributions have no package of it.
+        error.help(format!(
+            "rockenv setup; if there is no package of it, name the container image docker.io/{name}:{} in a recipe in \
+             /etc/rockenv/images",
+            table.suite
+        ))
+    })?;
     let mut options: Vec<String> = table.apt_options.clone();
     let lines = match &table.snapshot {
         None => sources(table, cx, "", None)?,
