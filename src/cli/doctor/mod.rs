@@ -340,7 +340,8 @@ fn store(facts: &Facts) -> Vec<Check> {
             ))
             .try_(match store.exists {
                 true => "rockenv du",
-                false => "rockenv --home /a/larger/disk/rockenv up gfx1103",
+                // It lists the starting points that need less.
+                false => "rockenv plan gfx1103",
             })
         } else {
             ok(text)

@@ -176,8 +176,10 @@ fn a_new_store_may_be_an_image_where_it_will_be() {
     let mut facts = debian();
     facts.store.exists = false;
     facts.store.method = Some(Method::Overlay);
+    facts.store.free = Some(60 << 30);
     let text = format!("{:?}", of(&facts, CheckState::Note));
     assert_has!(text, "\"rockenv setup --store-image 300G\"");
+    assert_has!(text, "\"rockenv plan gfx1103\"");
 }
 
 #[test]
