@@ -71,7 +71,7 @@ fn choose(place: &Path, file_system: &str) -> Result<(Method, Vec<String>)> {
             )
             .source(error)
             .help(help.unwrap_or_else(|| {
-                "set ROCKENV_HOME to a directory on btrfs, xfs or ext4, or make one with `rockenv setup --store-image 250G`".to_owned()
+                "set `home` in config.toml to a directory on btrfs, xfs or ext4, or make one with `rockenv setup --store-image 250G`".to_owned()
             })))
         }
     }

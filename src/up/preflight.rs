@@ -265,7 +265,7 @@ impl Needs {
         }
         if lacking > 0 || full_before {
             if memory.is_none() {
-                choices.push("put the store elsewhere with ROCKENV_HOME".to_owned());
+                choices.push("put the store elsewhere with `home` in config.toml".to_owned());
             }
         } else if let Some(stop) = &self.stop {
             choices.push(format!("stop before it with `--until {stop}`"));
@@ -542,8 +542,9 @@ mod tests {
         );
         assert!(
             help.starts_with("free 111.0 GiB more (`rockenv gc --dry-run`")
-                && help
-                    .contains("--from rocm (60.0 GiB) or --from wheels (20.0 GiB), put the store"),
+                && help.contains(
+                    "--from rocm (60.0 GiB) or --from wheels (20.0 GiB), put the store elsewhere with `home`"
+                ),
             "{help}"
         );
     }
