@@ -93,7 +93,7 @@ pub(crate) fn lock(
     let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
     // A changed machine description alone is no reason to rewrite the file.
     if changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
-        lockfile::write(&path, &lock)?;
+        lockfile::write(&path, &lock, old.as_ref())?;
     }
     store.remember_lock(&path, &lock)?;
     Ok(WrittenLock {

@@ -137,13 +137,14 @@ impl Lockfile {
     }
 }
 
-/// Writes the file at `path` atomically. An existing file that is not a lock file is refused.
-pub(crate) fn write(path: &Path, lock: &Lockfile) -> Result<()> {
+/// Writes the file at `path` atomically. `old` is what was there when locking began, which may take long. A file that
+/// changed since, or that is not a lock file, is refused.
+pub(crate) fn write(path: &Path, lock: &Lockfile, old: Option<&Lockfile>) -> Result<()> {
     let rights = account::caller();
     // Follow a link: its target is the user's lock file.
     let path = &account::resolved(rights, path);
-    let old = match read(path) {
-        Ok(old) => old,
+    let now = match read(path) {
+        Ok(now) => now,
         Err(error) => {
             return Err(invalid!(
                 "`{}` exists and is not a lock file; refusing to overwrite it",
@@ -153,11 +154,21 @@ pub(crate) fn write(path: &Path, lock: &Lockfile) -> Result<()> {
             .help("rockenv lock PROFILE --file OTHER.lock"));
         }
     };
-    if old.as_ref() == Some(lock) {
+    if now.as_ref() == Some(lock) {
         return Ok(());
     }
-    let text = lock.text()?;
-    FilePlace::new(rights, path)?.put(text.as_bytes(), Existing::Replace)
+    if now.as_ref() != old {
+        return Err(busy!(
+            "`{}` changed while its inputs were locked; not overwriting it",
+            path.display()
+        )
+        .help("run the command again"));
+    }
+    let existing = match old {
+        Some(_) => Existing::Replace,
+        None => Existing::Refuse,
+    };
+    FilePlace::new(rights, path)?.put(lock.text()?.as_bytes(), existing)
 }
 
 #[cfg(test)]
@@ -195,7 +206,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("p.lock");
         fs::write(&path, "[package]\nname = \"precious\"\n").unwrap();
-        let error = write(&path, &example()).unwrap_err();
+        let error = write(&path, &example(), None).unwrap_err();
         assert_has!(error.message(), "refusing to overwrite");
         assert!(fs::read_to_string(&path).unwrap().contains("precious"));
         // A socket cannot be opened, so this shows that only regular files are.
@@ -210,12 +221,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("real.lock");
         let link = directory.path().join("p.lock");
-        write(&path, &example()).unwrap();
+        write(&path, &example(), None).unwrap();
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         fs_err::os::unix::fs::symlink(&path, &link).unwrap();
         let mut other = example();
         other.targets.push("gfx1201".to_owned());
-        write(&link, &other).unwrap();
+        write(&link, &other, Some(&example())).unwrap();
+        // Another program wrote the file after locking began.
+        for old in [Some(&example()), None] {
+            let mut newest = other.clone();
+            newest.targets.clear();
+            let error = write(&link, &newest, old).unwrap_err();
+            assert_has!(error.message(), "changed while its inputs were locked");
+        }
         assert_eq!(read(&path).unwrap().unwrap(), other);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
