@@ -1,11 +1,16 @@
 //! Steps whose sources change, are missing, or are changed by the steps themselves.
 
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
 
 use crate::support::env::TestStore;
+use crate::support::git::{Daemon, repository};
 use crate::support::run::{Background, Ran, wait_until};
 
 #[test]
@@ -287,4 +292,54 @@ fn a_locked_source_that_is_edited_during_the_build_is_refused() {
         store.rockenv(&["up", env, "--locked"]).ok();
         store.sh("cat $HOME/two").ok().prints("good");
     }
+}
+
+#[test]
+fn a_locked_checkout_that_is_edited_before_the_first_step_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    repository(&directory.path().join("src"), "f", "good\n");
+    let daemon = Daemon::start(directory.path());
+    let store = TestStore::new();
+    let (env, ninja) = (store.env(), store.work().join("ninja"));
+    let program = "--jobserver-auth=";
+    fs::write(&ninja, program).unwrap();
+    store.configure(&format!("ninja = '{}'\n", ninja.display()));
+    store.profile(&format!(
+        "[resources]\nninja = true\n\
+         [[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:{}/src'\ntarget = '/v/src'\n\
+         [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'cat /v/src/f > $HOME/r'\n",
+        daemon.port()
+    ));
+    store.rockenv(&["lock", env]).ok();
+    // `up` reads the program to compare it with the lock file, and again after it has read the source.
+    let pipe = || {
+        let new = store.work().join("pipe");
+        nix::unistd::mkfifo(&new, Mode::from_bits_truncate(0o644)).unwrap();
+        fs::rename(&new, &ninja).unwrap();
+    };
+    let reader = || {
+        let mut reader = None;
+        wait_until("nothing reads the program", || {
+            let mut options = fs::OpenOptions::new();
+            let options = options.write(true).custom_flags(OFlag::O_NONBLOCK.bits());
+            reader = options.open(&ninja).ok();
+            reader.is_some()
+        });
+        reader.unwrap()
+    };
+    pipe();
+    let up = store.start(&["up", env, "--locked"]);
+    let mut first = reader();
+    pipe();
+    first.write_all(program.as_bytes()).unwrap();
+    drop(first);
+    let mut second = reader();
+    let sources = fs::read_dir(store.home().join("sources")).unwrap();
+    let mut files = sources.map(|entry| entry.unwrap().path().join("f"));
+    let file = files.find(|file| file.exists()).unwrap();
+    fs::write(file, "edited\n").unwrap();
+    second.write_all(program.as_bytes()).unwrap();
+    drop(second);
+    let said = "`src` changed before step `one` began, and differs from the lock file";
+    up.wait().exits(8).says(&[said]);
 }
