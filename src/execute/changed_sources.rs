@@ -126,9 +126,10 @@ impl Execution<'_, '_> {
     }
 
     /// Marks a step that was built from other sources: neither it nor the steps based on it are results of their keys.
-    pub(super) fn mark_stale(&mut self, step: &Step, input: String) {
+    pub(super) fn mark_stale(&mut self, step: &Step, input: String) -> Result<()> {
         let step = step.name.clone();
         self.stale.get_or_insert(StaleStep { step, input });
+        self.mark_stale_views()
     }
 
     /// Warns at the end which step the next `up` will run again, because its sources changed after it began.

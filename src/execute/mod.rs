@@ -139,7 +139,6 @@ impl Execution<'_, '_> {
         let run = step_log::run_name(Timestamp::now());
         let durable = sync::Durable::start(self.store)?;
         let stopped = self.run_steps(&run, &durable);
-        let stopped = stopped.and_then(|stopped| self.end_stale_views().map(|()| stopped));
         let synced = durable.finish();
         if let Some(stopped) = stopped? {
             // The reason why a step failed comes first.

@@ -126,7 +126,7 @@ impl Execution<'_, '_> {
                     None => {
                         let touched = || self.touched_while(step, began);
                         if let Some(input) = changed.map_or_else(touched, |it| Ok(Some(it)))? {
-                            self.mark_stale(step, input);
+                            self.mark_stale(step, input)?;
                         }
                         if let Some(message) = ran.hidden_kill(step) {
                             self.reporter.warn(message);

@@ -181,6 +181,10 @@ impl<'a> Execution<'a, '_> {
         let base = self.base(viewed)?;
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
         let mut stack: Stack = atomic::read_json(&stack_file(&directory))?.unwrap_or_default();
+        if stack.is_stale && self.stale.is_none() {
+            stack.base.clear();
+        }
+        stack.is_stale = self.stale.is_some();
         stack.fit(&base, &digests);
         let foreign = self.begin_on_view(viewed, &directory, &mut stack)?;
         atomic::write_json(&stack_file(&directory), &stack)?;

@@ -23,6 +23,10 @@ pub(super) struct Stack {
     /// The state of the files that steps wrote to the view.
     #[serde(default)]
     pub(super) written: Written,
+    /// A step was built from other sources than its key states, and hooks and steps may have copied files of those into
+    /// the view: the next command makes it anew.
+    #[serde(default)]
+    pub(super) is_stale: bool,
 }
 
 /// The origin of the files that steps wrote to a view.
@@ -146,6 +150,7 @@ mod tests {
             upper: Some("u".parse().unwrap()),
             times: BTreeMap::new(),
             written: Written::default(),
+            is_stale: false,
         }
     }
 

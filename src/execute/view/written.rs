@@ -66,13 +66,9 @@ impl Execution<'_, '_> {
         })
     }
 
-    /// Lets the next command make the views anew if a step was built from other sources than its key states: hooks and
-    /// steps may have copied files of those into a view.
-    pub(in crate::execute) fn end_stale_views(&self) -> Result<()> {
-        match &self.stale {
-            Some(_) => self.change_stacks(|stack| stack.base.clear()),
-            None => Ok(()),
-        }
+    /// Lets the next command make the views anew.
+    pub(in crate::execute) fn mark_stale_views(&self) -> Result<()> {
+        self.change_stacks(|stack| stack.is_stale = true)
     }
 
     fn change_stacks(&self, change: impl Fn(&mut Stack)) -> Result<()> {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 
 use crate::support::env::TestStore;
@@ -261,13 +262,21 @@ fn what_an_edited_source_left_in_a_view_is_gone_with_the_edit() {
          if test ! -e /v/runs/edited; then\n\
          printf edited > /v/editor/f; chmod u+w /v/src/f; printf good > /v/editor/f; touch /v/runs/edited\n\
          fi\n\
-         cat /v/src/f /v/src/g > $HOME/r'''\n",
+         cat /v/src/f /v/src/g > $HOME/r'''\n\
+         [[step]]\nname = 'two'\nrun = '''\n\
+         touch /v/runs/two; until test -e /v/runs/go; do sleep 0.1; done'''\n",
         path = source.display(),
         runs = store.runs().display(),
     );
-    let said = "`src` changed after step `one` began: the next `up` builds again from there";
-    store.up_with(&steps).says(&[said]);
-    store.up().says(&["step 1/1 one"]);
+    store.profile(&steps);
+    // Even if `up` is killed before it ends.
+    let up = store.start(&["up", store.env()]);
+    let runs = store.runs();
+    wait_until("step `two` does not run", || runs.join("two").exists());
+    up.signal(Signal::SIGKILL);
+    up.wait().exits(137);
+    fs::write(runs.join("go"), "").unwrap();
+    store.up().says(&["step 1/2 one"]);
     store.root_sh("cat $HOME/r").ok().prints("goodtwo");
     store.up().says(&["nothing to do"]);
 }
