@@ -1,7 +1,7 @@
 //! Owns fingerprints of sources: a checkout's commit and the differences from it, or a digest of all content.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -141,8 +141,14 @@ impl Git<'_> {
         let mut hash = Sha256::new();
         let mut left = vec![PathBuf::new()];
         while let Some(relative) = left.pop() {
-            let mut entries =
-                fs::read_dir(directory.join(&relative))?.collect::<std::io::Result<Vec<_>>>()?;
+            let entries = match fs::read_dir(directory.join(&relative)) {
+                // Editors and git remove files and directories while this runs.
+                Err(error) if error.kind() == ErrorKind::NotFound && relative != Path::new("") => {
+                    continue;
+                }
+                entries => entries?,
+            };
+            let mut entries = entries.collect::<std::io::Result<Vec<_>>>()?;
             entries.sort_by_key(fs_err::DirEntry::file_name);
             for entry in entries {
                 self.stop_if_cancelled()?;
@@ -150,7 +156,9 @@ impl Git<'_> {
                 if is_left_out(&name) {
                     continue;
                 }
-                let found = fs::symlink_metadata(entry.path())?;
+                let Some(found) = if_exists(fs::symlink_metadata(entry.path()))? else {
+                    continue;
+                };
                 hash.update(name.as_os_str().as_bytes());
                 hash.update([0]);
                 hash.update((found.mode() & 0o170_777).to_le_bytes());
@@ -340,6 +348,31 @@ mod tests {
             Git::new(me()).content_digest(directory.path()).unwrap()
         });
         assert_ne!(digests[0], digests[1]);
+    }
+
+    #[test]
+    fn what_an_editor_removes_meanwhile_is_no_error() {
+        let (directory, git) = (tempfile::tempdir().unwrap(), Git::new(me()));
+        let path = directory.path();
+        fs::create_dir(path.join("d")).unwrap();
+        for name in ["a", "e"] {
+            fs::write(path.join(name), "one").unwrap();
+        }
+        let wanted = git.content_digest(path).unwrap();
+        fs::write(path.join("b.swp"), "").unwrap();
+        let remove = |name: &Path| {
+            match name.to_str() {
+                Some("a") => fs::remove_file(path.join("b.swp")).unwrap(),
+                // It was examined, but not read yet.
+                Some("e") => fs::remove_dir(path.join("d")).unwrap(),
+                _ => {}
+            }
+            false
+        };
+        let found = git.content_digest_without(path, remove);
+        assert_eq!(found.unwrap(), wanted);
+        fs::remove_dir_all(path).unwrap();
+        assert!(git.content_digest(path).is_err());
     }
 
     #[test]
