@@ -88,7 +88,7 @@ impl Execution<'_, '_> {
             let is_changed = match self.print_now(input) {
                 Ok(print) => expected != Some(&print),
                 Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
-                // A file was removed while the source was read.
+                // The source, or a file of it, was removed.
                 Err(_) => true,
             };
             if is_changed {
@@ -145,8 +145,8 @@ impl Execution<'_, '_> {
             if !matches!(planned.action, Action::Hit | Action::Run) {
                 continue;
             }
-            if let Some(input) = self.changed(&step.inputs)?.first() {
-                self.warn_again(&step.name, input);
+            if let Some(input) = self.changed_while(step, &InputsBefore::new())? {
+                self.warn_again(&step.name, &input);
                 break;
             }
         }

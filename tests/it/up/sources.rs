@@ -31,6 +31,18 @@ fn a_source_directory_that_is_not_there_is_named() {
         plan.contains(&format!("`up` would refuse\n  - {named}\n")),
         "{plan}"
     );
+    // A source that goes after its last step is no error: the env is complete.
+    let runs = store.runs();
+    fs::create_dir(runs.join("src")).unwrap();
+    let steps = format!(
+        "[[volume]]\nname = 'src'\nkind = 'source'\npath = '{runs}/src'\ntarget = '/src'\n\
+         [[volume]]\nname = 'runs'\nkind = 'host'\naccess = 'rw'\npath = '{runs}'\ntarget = '/runs'\n\
+         [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n\
+         [[step]]\nname = 'two'\nrun = 'mv /runs/src /runs/gone'\n",
+        runs = runs.display()
+    );
+    let said = "`src` changed after step `one` began: the next `up` builds again from there";
+    store.up_with(&steps).says(&[said]);
 }
 
 #[test]
