@@ -319,6 +319,7 @@ mod tests {
     fn a_killed_export_owns_what_it_had_written_and_what_it_had_not() {
         let (_directory, from, to, arguments) = item();
         fs::write(to.join(MANIFEST), b"somebody's\r\n\xff").unwrap();
+        let before = Manifest::read(&to).unwrap();
         for text in ["one", "two", "three"] {
             fs::write(&from, text).unwrap();
             export(&arguments).unwrap();
@@ -338,7 +339,11 @@ mod tests {
         let line = format!("{sum}  item\n");
         let mark = hex::encode(Sha256::digest(&line));
         let wanted = format!("\n# exported by rockenv: 1 {mark}\n{line}").into_bytes();
-        assert_eq!(text, [b"somebody's\r\n\xff", &wanted[..]].concat());
+        let wanted = [b"somebody's\r\n\xff", &wanted[..]].concat();
+        assert_eq!(text, wanted);
+        // An export that began before them keeps the lines of these.
+        before.write(&to).unwrap();
+        assert_eq!(fs::read(to.join(MANIFEST)).unwrap(), wanted);
     }
 
     #[test]

@@ -220,14 +220,18 @@ impl Manifest {
     }
 
     /// Writes the manifest. Lines of this export replace old lines of the same files. Lines of exported files that are
-    /// gone are left out. Other lines stay.
-    pub(super) fn write(&self, target: &Path) -> Result<()> {
+    /// gone are left out. Other lines stay, as do those that another program added since.
+    pub(super) fn write(mut self, target: &Path) -> Result<()> {
         let path = target.join(MANIFEST);
+        let now = Self::read(target)?;
+        for (name, left) in now.left {
+            self.left.entry(name).or_insert(left);
+        }
         // This export has replaced such a file.
         let is_old = |line: &[u8]| {
             Exported::parse(line).is_some_and(|(name, _)| self.written.contains(&name))
         };
-        let others = self.others.iter().filter(|line| !is_old(line));
+        let others = now.others.iter().filter(|line| !is_old(line));
         let others = others.map(|line| [line, &b"\n"[..]].concat());
         let left = self.left.iter().filter(|(name, _)| {
             let found = fs::symlink_metadata(target.join(name));
