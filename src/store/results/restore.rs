@@ -11,7 +11,7 @@ use crate::store::Store;
 use crate::sys::account::{self, Existing, Rights};
 use crate::sys::error::{Error, Result};
 use crate::tree::file;
-use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
+use crate::tree::listing::{Content, Listing, ListingEntry};
 use crate::tree::writer::Writer;
 
 /// A result that could not be restored because another file is there.
@@ -55,10 +55,10 @@ struct Item {
     path: PathBuf,
     entry: ListingEntry,
     layer: LayerId,
-    /// The existing entry is a result too, and is replaced.
-    replaces: bool,
-    /// Results to remove from the existing directory, innermost first, and whether each is a directory.
-    clears: Vec<(PathBuf, bool)>,
+    /// The existing entry, which is a result too, and is replaced.
+    replaces: Option<ListingEntry>,
+    /// Results to remove from the existing directory, innermost first.
+    clears: Vec<(PathBuf, ListingEntry)>,
 }
 
 /// Everything to write to one output volume.
@@ -193,7 +193,7 @@ impl Store {
                 {
                     writer.put(above, entry, None, Existing::Refuse)?;
                 }
-                self.restore_result(&volume.volume, item, &mut writer)
+                self.restore_result(&volume, item, &mut writer)
             });
             // Even after an error, the directories made so far get their modes: no later restore sets them.
             outcome.and(writer.finish())?;
@@ -201,15 +201,24 @@ impl Store {
         Ok(())
     }
 
-    fn restore_result(&self, volume: &str, item: &Item, writer: &mut Writer) -> Result<()> {
-        for (path, is_directory) in &item.clears {
-            writer.remove(path, *is_directory)?;
-        }
-        let existing = match item.replaces {
-            true => Existing::Replace,
-            false => Existing::Refuse,
-        };
+    fn restore_result(
+        &self,
+        volume: &VolumeRestore,
+        item: &Item,
+        writer: &mut Writer,
+    ) -> Result<()> {
         let (path, entry) = (&item.path, &item.entry);
+        for (path, old) in &item.clears {
+            is_still(old, &volume.directory, path)?;
+            writer.remove(path, old.is_directory())?;
+        }
+        let existing = match &item.replaces {
+            Some(old) => {
+                is_still(old, &volume.directory, path)?;
+                Existing::Replace
+            }
+            None => Existing::Refuse,
+        };
         match &entry.content {
             Content::File {
                 hardlink: Some(first),
@@ -217,7 +226,7 @@ impl Store {
             } => writer.link(path, first, existing),
             Content::File { .. } => {
                 let results = self.results_dir(&item.layer);
-                let kept = Path::new(volume).join(path);
+                let kept = Path::new(&volume.volume).join(path);
                 let from = file::open(&results, &kept)?.ok_or_else(|| {
                     not_found!("`{}` is missing", results.join(&kept).display())
                         .help("rockenv fsck")
@@ -238,6 +247,19 @@ impl Store {
             .iter()
             .filter(|step| key.as_ref() == Some(&step.key));
         steps.any(|step| matches!(step.action, Action::Export(_)))
+    }
+}
+
+/// Refuses to remove or replace an entry that is no longer the result `old`, as it was when the restore was planned:
+/// the files before it may have taken minutes.
+fn is_still(old: &ListingEntry, directory: &Path, path: &Path) -> Result<()> {
+    match compare(old, directory, path, false)?.is_there() {
+        true => Ok(()),
+        false => Err(busy!(
+            "`{}` changed while results were restored; leaving it as it is",
+            directory.join(path).display()
+        )
+        .help("run the command again")),
     }
 }
 
@@ -266,7 +288,7 @@ impl VolumeComparison {
             path: path.to_owned(),
             entry: entry.clone(),
             layer,
-            replaces: false,
+            replaces: None,
             clears: Vec::new(),
         };
         if let Content::File { hardlink, .. } = &mut item.entry.content
@@ -280,14 +302,14 @@ impl VolumeComparison {
         match state {
             ResultState::Same => return Ok(()),
             ResultState::Missing => {}
-            ResultState::Unlinked => item.replaces = true,
+            ResultState::Unlinked => item.replaces = Some(entry.clone()),
             // An earlier item replaces the blocking entry.
             ResultState::Blocked
                 if self.items.iter().any(|above| path.starts_with(&above.path)) => {}
             ResultState::Mode(_) | ResultState::Other(_)
-                if self.is_ours(path, entry, &mut item.clears)? =>
+                if let Some(old) = self.ours_at(path, entry, &mut item.clears)? =>
             {
-                item.replaces = item.clears.is_empty();
+                item.replaces = item.clears.is_empty().then_some(old);
             }
             // The difference does no harm, and `status --check` reports it.
             ResultState::Mode(_) if entry.is_directory() => return Ok(()),
@@ -301,35 +323,31 @@ impl VolumeComparison {
         Ok(())
     }
 
-    /// Returns whether the entry at a path is a result too. Adds entries that must be removed before `entry` to
-    /// `clears`.
-    fn is_ours(
+    /// Returns the entry at a path if it is a result too. Adds entries that must be removed before `entry` to `clears`.
+    fn ours_at(
         &self,
         path: &Path,
         entry: &ListingEntry,
-        clears: &mut Vec<(PathBuf, bool)>,
-    ) -> Result<bool> {
-        let PathState::Taken(there) = path_state(&self.directory, path)? else {
-            return Ok(false);
+        clears: &mut Vec<(PathBuf, ListingEntry)>,
+    ) -> Result<Option<ListingEntry>> {
+        let Some(old) = self.found(path)? else {
+            return Ok(None);
         };
-        if !self.has(path)? {
-            return Ok(false);
+        if old.is_directory() == entry.is_directory() {
+            return Ok(Some(old));
         }
-        if there.is_directory() == entry.is_directory() {
-            return Ok(true);
-        }
-        if there.is_directory() {
+        if old.is_directory() {
             let inside = Listing::of(&self.directory.join(path))?.entries;
-            for (below, entry) in inside.iter().rev() {
+            for below in inside.into_keys().rev() {
                 let below = path.join(below);
-                if !self.has(&below)? {
-                    return Ok(false);
-                }
-                clears.push((below, entry.is_directory()));
+                let Some(old) = self.found(&below)? else {
+                    return Ok(None);
+                };
+                clears.push((below, old));
             }
         }
-        clears.push((path.to_owned(), there.is_directory()));
-        Ok(true)
+        clears.push((path.to_owned(), old.clone()));
+        Ok(Some(old))
     }
 
     /// Returns whether a layer of the env has another file of the same size and time: not every tool sets a new time.
@@ -349,16 +367,71 @@ impl VolumeComparison {
         })
     }
 
-    /// Returns whether a layer of the env has the entry at a path. Compares content, because the entry may be
-    /// replaced.
-    fn has(&self, path: &Path) -> Result<bool> {
+    /// Returns the entry at a path if a layer of the env has it. Compares content, because the entry may be replaced.
+    fn found(&self, path: &Path) -> Result<Option<ListingEntry>> {
         for ours in &self.ours {
             if let Some(entry) = ours.entries.get(path)
                 && compare(entry, &self.directory, path, true)?.is_there()
             {
-                return Ok(true);
+                return Ok(Some(entry.clone()));
             }
         }
-        Ok(false)
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err as fs;
+
+    use super::*;
+    use crate::sys::error::Kind;
+
+    #[test]
+    fn what_changes_after_the_decision_stays() {
+        let (_home, store) = Store::scratch();
+        let directory = tempfile::tempdir().unwrap();
+        let [out, new] = ["out", "new"].map(|name| directory.path().join(name));
+        fs::create_dir_all(out.join("cleared")).unwrap();
+        fs::create_dir(&new).unwrap();
+        for (path, text) in [
+            ("out/replaced", "old"),
+            ("out/cleared/file", "old"),
+            ("new/replaced", "newer"),
+            ("new/cleared", "newer"),
+        ] {
+            fs::write(directory.path().join(path), text).unwrap();
+        }
+        let mut comparison = VolumeComparison {
+            directory: out.clone(),
+            ours: vec![Listing::of(&out).unwrap()],
+            items: Vec::new(),
+            stays: BTreeSet::new(),
+            blocked: None,
+        };
+        for (path, entry) in &Listing::of(&new).unwrap().entries {
+            let layer = "layer".parse().unwrap();
+            comparison.decide(path, entry, layer).unwrap();
+        }
+        assert!(comparison.stays.is_empty());
+        assert_eq!(comparison.items.len(), 2);
+        for path in ["replaced", "cleared/file"] {
+            fs::write(out.join(path), "mine, newest").unwrap();
+        }
+        let volume = VolumeRestore {
+            volume: "out".to_owned(),
+            directory: out.clone(),
+            items: Vec::new(),
+            listing: Listing::default(),
+        };
+        let mut writer = Writer::open(&out, false).unwrap();
+        for item in &comparison.items {
+            let error = store.restore_result(&volume, item, &mut writer);
+            assert_eq!(error.unwrap_err().kind(), Kind::Busy);
+        }
+        for path in ["replaced", "cleared/file"] {
+            let text = fs::read_to_string(out.join(path)).unwrap();
+            assert_eq!(text, "mine, newest");
+        }
     }
 }
