@@ -121,6 +121,8 @@ impl StoreImage {
         signals: &Signals,
         done: &mut Vec<Undo<'a>>,
     ) -> Result<()> {
+        // Another command may have made a store there during the question and the installation of packages.
+        refuse_unfit(&self.at, &self.file, self.size)?;
         let go_on = || match signals.pending()? {
             Some(number) => Err(Error::new(
                 Kind::Signal(number),
@@ -272,5 +274,30 @@ fn restore_table(before: Option<&[u8]>, after: &[u8]) -> Result<()> {
     match before {
         Some(before) => fstab::replace(Path::new(FSTAB), before),
         None => Ok(fs::remove_file(FSTAB)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::sink;
+
+    use super::*;
+    use crate::ui::UiSettings;
+
+    #[test]
+    fn a_store_that_was_made_after_the_question_is_not_hidden() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().join("store");
+        fs::create_dir_all(at.join("envs")).unwrap();
+        let image = StoreImage {
+            at,
+            // No file can be made there, so this test mounts nothing.
+            file: directory.path().join("absent/store.img"),
+            size: SMALLEST,
+            warnings: Vec::new(),
+        };
+        let ui = Ui::with_writers(UiSettings::default(), Box::new(sink()), Box::new(sink()));
+        let error = image.make(&ui, &Signals::take().unwrap()).unwrap_err();
+        assert_has!(error.message(), "is not empty");
     }
 }
