@@ -172,6 +172,10 @@ pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
     if let Some(error) = invalid.into_iter().next() {
         return Err(error);
     }
+    // The files may have changed during the question.
+    if let Some(notice) = config.current.notice() {
+        cx.ui.warn(&notice);
+    }
     if cli.global.home.is_some() {
         config.home.clone_from(&cx.config.home);
         config.roots_store = None;

@@ -219,6 +219,14 @@ fn a_person_is_asked_and_only_yes_trusts() {
         listed.contains("own") && !said.contains("is not trusted"),
         "{said}"
     );
+    // What changes during the question does not apply, and rockenv says so.
+    assert_eq!(place.look(true, &["trust", "--revoke"]).0, 0);
+    let mut terminal = Terminal::start(place.command(true, &["profile", "ls"]), 40, 200);
+    terminal.expect("[y/N]");
+    fs::write(place.work.join("profiles/more.toml"), "").unwrap();
+    terminal.write("y\r");
+    terminal.expect("has changed");
+    terminal.wait(0);
     assert!(!place.mark.exists());
 }
 
