@@ -120,6 +120,12 @@ impl Locking<'_> {
             .with
             .lock(gathered.selection, &gathered.sources, &mut lock)?;
         notes.into_iter().for_each(|message| self.warn(message));
+        // Submodules, steps and downloads were read from the sources after their comparison.
+        for (volume, directory) in &gathered.sources {
+            let known = self.with.store.known_fingerprint(directory);
+            let read = |path: &Path| git.known_fingerprint(path, &known);
+            gathered.compare(volume, directory, &read)?;
+        }
         Ok(lock)
     }
 

@@ -187,6 +187,26 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
 }
 
 #[test]
+fn a_source_that_changes_while_it_is_locked_is_refused() {
+    let store = TestStore::new();
+    let declares = store.work().join("src/CMakeLists.txt");
+    let server = Server::start(move |head| {
+        fs::write(&declares, "# As of another branch.\n").unwrap();
+        let body = match path(head).ends_with("two.zip") {
+            true => "second\n",
+            false => "first\n",
+        };
+        response("200 OK", "", body.as_bytes())
+    });
+    project(&store, &server.host);
+    let name = store.env();
+    let said = ["source `src` in `", "differs from the locked content"];
+    store.rockenv(&["lock", name]).exits(8).says(&said);
+    let lock = store.work().join(format!("profiles/{name}.lock"));
+    assert!(!lock.exists());
+}
+
+#[test]
 fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
     let store = TestStore::new();
     let web = Web::start();
