@@ -31,23 +31,26 @@ pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
         "remove {}? Sources, caches and outputs stay.",
         args.names.join(", ")
     )];
+    let mut shown = Vec::new();
     for name in &args.names {
         // Manual edits cannot be rebuilt.
-        for (view, files) in count_manual_edits(&store.env_dir(name))? {
+        let edits = count_manual_edits(&store.env_dir(name))?;
+        for (view, files) in &edits {
             question.push(format!(
                 "{} changed by hand in `{}` {} deleted.",
-                size::count(files, "file"),
+                size::count(*files, "file"),
                 view.display(),
-                if files == 1 { "is" } else { "are" }
+                if *files == 1 { "is" } else { "are" }
             ));
         }
+        shown.push(edits);
     }
     cx.confirm(&question.join(" "))?;
     // Frees the ballast before any write, even that of a lock holder.
     let ballast = store.drop_ballast()?;
     // Reaping may already remove one of the named envs.
     cx.reap(&store)?;
-    for name in &args.names {
+    for (name, shown) in args.names.iter().zip(shown) {
         let env = match args.force {
             true => stop_and_lock(&store, name, "rm")?.0,
             false => {
@@ -60,6 +63,12 @@ pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
             }
         };
         if env.record().is_some() {
+            if !args.force && count_manual_edits(&store.env_dir(name))? != shown {
+                return Err(busy!(
+                    "files of env `{name}` were changed by hand meanwhile; not removing it"
+                )
+                .help("run the command again"));
+            }
             env.remove()?;
             cx.ui.note(&format!("{name}: removed"));
         }

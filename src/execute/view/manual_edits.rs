@@ -185,6 +185,7 @@ pub(crate) fn count(env: &Path) -> Result<Vec<(PathBuf, usize)>> {
             found.push((view, files.len()));
         }
     }
+    found.sort();
     Ok(found)
 }
 

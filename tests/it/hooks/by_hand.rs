@@ -78,5 +78,14 @@ fn a_step_that_touches_everything_makes_nothing_its_own() {
     asked.write("n\n");
     asked.wait(2);
     assert_eq!(kept(&store, &fork, "hand").len(), 1);
+    // The answer is about the changes that the question named.
+    let mut asked = Terminal::start(store.command(&["rm", &fork]), 33, 101);
+    asked.expect("` are deleted");
+    let hand = kept(&store, &fork, "hand").remove(0);
+    fs::write(hand.with_file_name("more"), "mine\n").unwrap();
+    asked.write("y\n");
+    asked.expect("were changed by hand meanwhile");
+    asked.wait(6);
+    assert!(hand.exists());
     store.rockenv(&["rm", "--yes", &fork]).ok();
 }
