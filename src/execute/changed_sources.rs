@@ -15,10 +15,11 @@ use crate::sys::error::{Kind, Result};
 use crate::sys::name::StepName;
 use crate::sys::signals::Cancel;
 
-/// A step of this run that was built from other sources than its key states.
+/// A step of this run that was built from other sources than its key states, or whose results may not be its own.
 #[derive(Debug)]
 pub(crate) struct StaleStep {
     step: StepName,
+    /// The source, or the result.
     input: String,
 }
 
@@ -125,7 +126,8 @@ impl Execution<'_, '_> {
         Ok(None)
     }
 
-    /// Marks a step that was built from other sources: neither it nor the steps based on it are results of their keys.
+    /// Marks a step that was built from other sources, or whose results another program changed: neither it nor the
+    /// steps based on it are results of their keys.
     pub(super) fn mark_stale(&mut self, step: &Step, input: String) -> Result<()> {
         let step = step.name.clone();
         self.stale.get_or_insert(StaleStep { step, input });

@@ -85,13 +85,14 @@ impl Execution<'_, '_> {
         Ok(others.any(|other| step.volumes.contains(&other.volume)))
     }
 
-    /// Keeps the step's results with the tree that becomes its snapshot; `parent` is the layer below.
+    /// Keeps the step's results with the tree that becomes its snapshot; `parent` is the layer below. Returns a result
+    /// that another program wrote to before it was kept.
     pub(super) fn keep_results(
         &self,
         before: &[OutputBefore],
         tree: &TreeId,
         parent: Option<&LayerId>,
-    ) -> Result<()> {
+    ) -> Result<Option<PathBuf>> {
         let kept = self
             .env
             .directory()
@@ -103,14 +104,17 @@ impl Execution<'_, '_> {
             Some(parent) if !before.is_empty() => self.store.results(parent, self.spec)?,
             _ => BTreeMap::new(),
         };
-        let mut left = StepResults::default();
+        let (mut left, mut written) = (StepResults::default(), None);
         for before in before {
             let earlier = earlier.get(&before.volume);
             let earlier = earlier.map(|results| results.listing.clone());
             let directory = self.directory_of(before)?;
-            left.keep(&kept, &directory, before, &earlier.unwrap_or_default())?;
+            let (now, earlier) = (Listing::of(&directory)?, earlier.unwrap_or_default());
+            written = left
+                .keep(&kept, &directory, now, before, &earlier)?
+                .or(written);
         }
-        left.write(&kept)
+        left.write(&kept).map(|()| written)
     }
 
     /// Restores the results of steps that do not run, and moves results of the env's other builds aside. Changed files

@@ -132,7 +132,9 @@ impl Execution<'_, '_> {
                             self.reporter.warn(message);
                         }
                         self.measure(&attempt, Outcome::Done, &ran, lookups)?;
-                        self.keep_results(&before, &attempt.tree, parent)?;
+                        if let Some(file) = self.keep_results(&before, &attempt.tree, parent)? {
+                            self.mark_stale(step, file.display().to_string())?;
+                        }
                         return Ok(StepEnd::Frozen(
                             self.freeze(&attempt, &ran, outputs, foreign)?,
                         ));

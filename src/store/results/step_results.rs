@@ -77,21 +77,22 @@ impl StepResults {
         self.volumes.remove(volume).unwrap_or_default()
     }
 
-    /// Keeps a copy of a step's results in an output volume. `output` is its directory, `before` is its state before
-    /// the step, and `earlier` has the results of the steps below.
+    /// Keeps a copy of a step's results in an output volume. `output` is its directory, `now` its state, `before` its
+    /// state before the step, and `earlier` has the results of the steps below. Returns a file that another program
+    /// wrote to in the meantime, so that the copy may not be the step's result.
     pub(crate) fn keep(
         &mut self,
         results: &Path,
         output: &Path,
+        now: Listing,
         before: &OutputBefore,
         earlier: &Listing,
-    ) -> Result<()> {
+    ) -> Result<Option<PathBuf>> {
         let OutputBefore {
             volume,
             listing: there,
             ..
         } = before;
-        let now = Listing::of(output)?;
         let removed =
             |path: &&PathBuf| there.entries.contains_key(*path) && !now.entries.contains_key(*path);
         let removed = earlier.entries.keys().filter(removed).cloned().collect();
@@ -110,8 +111,9 @@ impl StepResults {
         let unsure = left.entries.entries.keys().filter(is_unsure);
         left.unsure = Paths(unsure.cloned().collect());
         if left.entries.entries.is_empty() && left.removed.0.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
+        let mut written = None;
         fs::create_dir_all(results)?;
         let mut writer = Writer::open(results, false)?;
         let mut sums: BTreeMap<PathBuf, Option<String>> = BTreeMap::new();
@@ -131,7 +133,13 @@ impl StepResults {
                     writer.put(&place, entry, Some(from.file().as_fd()), Existing::Refuse)?;
                     let sum = Some(export::digest(results, &place)?);
                     sums.insert(path.clone(), sum.clone());
-                    if let Content::File { sha256, .. } = &mut entry.content {
+                    if let PathState::Taken(found) = path_state(output, path)?
+                        && (!found.is_same_file(entry) || found.mtime != entry.mtime)
+                    {
+                        written = Some(output.join(path));
+                    }
+                    if let Content::File { size, sha256, .. } = &mut entry.content {
+                        *size = fs::metadata(results.join(&place))?.len();
                         *sha256 = sum;
                     }
                 }
@@ -141,7 +149,7 @@ impl StepResults {
             }
         }
         self.volumes.insert(volume.to_owned(), left);
-        writer.finish()
+        writer.finish().map(|()| written)
     }
 
     /// Writes the listing, unless it is empty.

@@ -30,7 +30,9 @@ fn what_a_step_left_is_kept_and_nothing_else() {
             .into(),
     };
     let mut left = StepResults::default();
-    left.keep(results, out, &before, &earlier).unwrap();
+    let now = || Listing::of(out).unwrap();
+    let written = left.keep(results, out, now(), &before, &earlier);
+    assert_eq!(written.unwrap(), None);
     left.write(results).unwrap();
     assert!(!results.exists());
     fs::write(out.join("rewritten"), "after").unwrap();
@@ -39,7 +41,8 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     fs::hard_link(out.join("sub/new"), out.join("also")).unwrap();
     fs::create_dir(out.join("empty")).unwrap();
     symlink("/etc/passwd", out.join("link")).unwrap();
-    left.keep(results, out, &before, &earlier).unwrap();
+    let written = left.keep(results, out, now(), &before, &earlier);
+    assert_eq!(written.unwrap(), None);
     left.write(results).unwrap();
     assert_eq!(left.check(results).unwrap(), [""; 0]);
     let left_in = StepResults::read(results).unwrap().take("out");
@@ -69,6 +72,15 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     symlink("/etc/shadow", results.join("out/link")).unwrap();
     let fault = "`out/link` links to `/etc/shadow`, not to `/etc/passwd`";
     assert_eq!(left.check(results).unwrap(), [fault]);
+    // An editor saves a result before it is kept. The copy still matches its listing.
+    let seen = now();
+    fs::write(out.join("saved"), "by an editor").unwrap();
+    fs::rename(out.join("saved"), out.join("sub/new")).unwrap();
+    let again = directory.path().join("again");
+    let mut left = StepResults::default();
+    let written = left.keep(&again, out, seen, &before, &earlier);
+    assert_eq!(written.unwrap(), Some(out.join("sub/new")));
+    assert_eq!(left.check(&again).unwrap(), [""; 0]);
 }
 
 #[test]
