@@ -346,6 +346,9 @@ impl Execution<'_, '_> {
 
     /// Records the spec and the state of each step before the first one runs.
     fn save_steps(&mut self) -> Result<()> {
+        if let Some(lock) = self.locked {
+            self.env.keep_lock(lock)?;
+        }
         self.env.save_spec(self.spec)?;
         let old: BTreeMap<StepKey, StepRecord> = self
             .env

@@ -65,7 +65,7 @@ pub struct Locked {
 pub(super) const COPY: &str = "locked.toml";
 
 impl LockedEnv<'_> {
-    /// Keeps a copy of the lock file that the env is built from.
+    /// Keeps a copy of the lock file that the env is built from. The spec that is saved next names it.
     pub fn keep_lock(&self, lock: &Lockfile) -> Result<()> {
         let path = self.directory.join(COPY);
         let text = lock.text()?;

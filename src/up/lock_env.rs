@@ -29,9 +29,6 @@ pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedE
         return Err(busy!("env `{}` was removed in the meantime", env.name())
             .help(run.args.resume_command()));
     }
-    if let Some(locked) = &selection.locked {
-        env.keep_lock(&locked.lock)?;
-    }
     Ok(env)
 }
 

@@ -391,6 +391,9 @@ fn nothing_to_do(
     plan: &Plan,
 ) -> Result<Vec<BlockedResult>> {
     let spec = &resolved.spec;
+    if let Some(locked) = &resolved.gathered.selection.locked {
+        env.keep_lock(&locked.lock)?;
+    }
     // Variables for using the results are in no key, so they may have changed.
     if run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
         env.save_spec(spec)?;

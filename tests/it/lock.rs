@@ -423,6 +423,12 @@ fn what_was_built_again_is_kept_by_its_key() {
         .rockenv(&["up", env, "--locked"])
         .ok()
         .says(&["1 done before"]);
+    // A build that is refused does not replace the lock file that the env was built from.
+    let needs = "[resources]\ndisk = '1000T'\n";
+    store.profile(&format!("{needs}{}", step("other")));
+    store.rockenv(&["lock", env]).ok();
+    store.rockenv(&["up", env, "--locked"]).exits(9);
+    store.rockenv(&["verify", env]).ok();
 }
 
 #[test]
