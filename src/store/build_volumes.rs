@@ -8,7 +8,7 @@ use super::{LockedEnv, Store};
 use crate::engine::BuildUser;
 use crate::plan::ids::{LayerId, VolumeId};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Result, exists};
+use crate::sys::error::Result;
 use crate::tree;
 
 impl Store {
@@ -60,7 +60,7 @@ impl LockedEnv<'_> {
     /// Returns the directory of a live build volume; fails if it was deleted.
     pub(super) fn live_volume(&self, name: &str, id: &VolumeId) -> Result<PathBuf> {
         let directory = self.store.volume_dir(id);
-        match exists(&directory)? {
+        match tree::is_there(&directory)? {
             true => Ok(directory),
             false => Err(not_found!(
                 "build volume `{name}` of env `{}` is missing from the store",

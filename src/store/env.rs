@@ -23,6 +23,7 @@ use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, Survives};
 use crate::sys::error::{Kind, Result, ResultExt as _, if_exists};
+use crate::tree;
 
 /// An env whose lock this process holds.
 #[derive(Debug)]
@@ -330,7 +331,7 @@ impl LockedEnv<'_> {
         };
         let directory = self.store.tree_dir(&self.name, tree);
         let became = |layer: &Layer| layer.tree.as_ref() == Some(tree);
-        if self.store.tree_files(&directory).try_exists()?
+        if tree::is_there(&self.store.tree_files(&directory))?
             || self.store.layers()?.iter().any(became)
         {
             return Ok(());

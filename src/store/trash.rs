@@ -27,8 +27,11 @@ impl Store {
                 private.mode(access::MODE).create(&trash)?;
                 self.discard(path)
             }
-            // A full XFS has no room for the new name, but unlinking needs none.
-            Err(error) if is_full(&error) => self.unlink(path),
+            // A full XFS has no room for the new name, but unlinking needs none. btrfs does not rename the directory
+            // that a snapshot has in place of a subvolume.
+            Err(error) if is_full(&error) || error.kind() == ErrorKind::DirectoryNotEmpty => {
+                self.unlink(path)
+            }
             other => Ok(other?),
         }
     }

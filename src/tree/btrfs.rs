@@ -10,6 +10,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ use crate::sys::error::{Result, ResultExt as _};
 
 /// The inode number of the root directory of every subvolume.
 const SUBVOLUME_ROOT: u64 = 256;
+/// The inode number of the empty directory that a snapshot has in place of each subvolume nested in its source.
+const PLACEHOLDER: u64 = 2;
 const SNAPSHOT_READ_ONLY: u64 = 1 << 1;
 /// The parent UUID of a subvolume that is not a snapshot.
 const NO_PARENT: [u8; 16] = [0; 16];
@@ -133,6 +136,11 @@ pub fn is_subvolume_fd(fd: impl AsFd) -> nix::Result<bool> {
 pub fn is_subvolume(path: &Path) -> Result<bool> {
     is_subvolume_fd(beneath::open_path(path)?)
         .context(|| format!("cannot examine `{}`", path.display()))
+}
+
+/// Returns whether a directory only takes the place of a subvolume, whose content the snapshot around it lacks.
+pub(super) fn is_placeholder(path: &Path) -> Result<bool> {
+    Ok(fs_err::metadata(path)?.ino() == PLACEHOLDER && is_btrfs(beneath::open_path(path)?)?)
 }
 
 /// Returns whether a subvolume contains others.

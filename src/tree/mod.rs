@@ -40,7 +40,7 @@ pub use reflink::{Cloned, copy_tree};
 pub use remove::remove_tree;
 
 use crate::sys::beneath;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, exists};
 
 fn errno<T>(outcome: rustix::io::Result<T>) -> nix::Result<T> {
     outcome.map_err(|error| nix::Error::from_raw(error.raw_os_error()))
@@ -154,8 +154,20 @@ pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
             ..Cloned::default()
         });
     }
+    if btrfs::is_placeholder(from)? {
+        return Err(not_found!(
+            "`{}` is empty: a snapshot of the store does not contain the store's subvolumes",
+            from.display()
+        )
+        .help("rockenv fsck --repair"));
+    }
     btrfs::create(to)?;
     reflink::copy_into(from, to)
+}
+
+/// Returns whether a tree is there, and not just an empty directory that a snapshot of the store has in its place.
+pub(crate) fn is_there(path: &Path) -> Result<bool> {
+    Ok(exists(path)? && !btrfs::is_placeholder(path)?)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::store::removal::{REMOVED, leave_out_removed};
 use crate::store::results::{ResultState, StepResults};
 use crate::store::{Layer, Lock, Record, Store, Versioned, journal, lock};
 use crate::sys::error::{Kind, Result, if_exists};
-use crate::tree::Method;
+use crate::tree::{self, Method};
 
 /// Part of the names of files that a repair sets aside.
 pub(in crate::store) const ASIDE: &str = ".damaged-";
@@ -197,7 +197,10 @@ impl Store {
         if !inventory.obstacles.is_empty() {
             return Ok(inventory);
         }
-        inventory.volumes.extend(names(&root.join("volumes"))?);
+        let volumes = root.join("volumes");
+        let found = names(&volumes)?.into_iter();
+        let found = found.filter(|name| tree::is_there(&volumes.join(name)).unwrap_or(true));
+        inventory.volumes.extend(found);
         for name in names(&root.join("envs"))? {
             let directory = root.join("envs").join(&name);
             let Ok(name) = EnvName::try_from(name) else {
@@ -351,7 +354,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     if let Read::Fine(record) = &record
         && let Some(tree) = &record.head.tree
         && record.service.is_none()
-        && let Ok(false) = store.tree_files(&store.tree_dir(name, tree)).try_exists()
+        && let Ok(false) = tree::is_there(&store.tree_files(&store.tree_dir(name, tree)))
     {
         trees.remove(tree.as_str());
     }
@@ -428,6 +431,7 @@ fn note_aside(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
 
 fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+        && tree::is_there(path).unwrap_or(true)
 }
 
 /// Returns whether a lock is held, or may be held, without creating the lock file.

@@ -1,6 +1,8 @@
 //! The behaviour of commands when a part of the store is missing, or all of it is read-only.
 
 use super::*;
+use rockenv::testing::btrfs;
+
 use crate::support::loopfs::{bind, run};
 
 #[test]
@@ -106,4 +108,28 @@ fn the_tree_of_a_failed_step_that_became_a_layer_unrecorded_is_recorded() {
     assert_eq!(new.snapshots.last(), Some(&kept));
     assert_eq!(new.failed, None);
     assert_eq!(new.head, record.head);
+}
+
+/// As Timeshift and Snapper leave it when they go back to such a snapshot.
+#[test]
+fn a_store_in_a_snapshot_of_its_file_system_lacks_its_subvolumes() {
+    let mut lab = Lab::on(LoopFs::new(Kind::Btrfs));
+    let top = lab.root.ancestors().nth(2).unwrap().to_owned();
+    btrfs::snapshot(&top, &top.join("back"), false).unwrap();
+    lab.root = top.join("back").join(lab.root.strip_prefix(&top).unwrap());
+    lab.store = Store::open(&lab.root).unwrap();
+    let mut env = lab.locked("one");
+    assert_eq!(env.record().unwrap().head.tree, None);
+    let tree = env.live_tree().map(drop);
+    let volumes = env.ensure_volumes(&["build".into()], &BuildUser::new(0, 0));
+    for outcome in [tree, volumes] {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind().exit_code(), 7, "{error:?}");
+        assert_eq!(error.help_text(), Some("rockenv fsck --repair"));
+    }
+    drop(env);
+    lab.finds_and_mends(&["has no tree", "its build volume `build`"]);
+    let mut env = lab.locked("one");
+    assert_eq!(fs::read_dir(lab.at("volumes")).unwrap().count(), 0);
+    env.live_tree().unwrap();
 }
