@@ -369,6 +369,14 @@ impl LockedEnv<'_> {
                 let bare = bare && freeze.key.is_some();
                 return self.store.freeze_container(&service, &place, bare);
             }
+            // The image below it is not the step's result.
+            None if freeze.key.is_some() => {
+                return Err(unavailable!(
+                    "the container of step `{}` was removed outside rockenv before its snapshot was made",
+                    freeze.name
+                )
+                .help("`rockenv up ...` runs the step again"));
+            }
             // No command ran on it, or its container is gone.
             None => {
                 let below = service.below(&place)?;

@@ -1,13 +1,17 @@
 //! A repair of the store: what it sets aside stays at the service too.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
+use rockenv::testing::record::Origin;
+use rockenv::testing::{Freeze, Store};
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
-use crate::support::run::finish;
+use crate::support::ordinary::Ordinary;
+use crate::support::run::{HANGS, finish};
 use crate::{TWO, assert_nothing_left, service};
 
 #[test]
@@ -80,6 +84,44 @@ fn changes_in_a_container_outlive_a_damaged_record() {
     let home = store.home().to_str().unwrap();
     let containers = service().containers("store", home).unwrap();
     assert_eq!(containers.len(), 2, "{containers:?}");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
+/// `docker system prune` may remove a step's container just before the snapshot is made.
+#[test]
+fn a_step_whose_container_is_gone_gets_no_snapshot() {
+    if Ordinary::get().is_some() {
+        // The test, which is root, must not open the user's store.
+        return;
+    }
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let opened = Store::open_existing(store.home()).unwrap().unwrap();
+    let name = store.env().parse().unwrap();
+    let mut env = opened.lock_env(&name, "test", HANGS).unwrap();
+    let tree = env.live_tree().unwrap();
+    let before = env.record().unwrap().clone();
+    let last = before.snapshots.last().unwrap();
+    let freeze = Freeze {
+        tree: &tree,
+        parent: Some(&last.layer),
+        name: "two",
+        key: last.key.as_ref(),
+        origin: Origin::Step,
+        again: false,
+        cost: None,
+        prints: None,
+        pins: BTreeMap::new(),
+        history: None,
+    };
+    let error = env.freeze(&freeze, |_| {}).unwrap_err();
+    assert!(
+        error.message().contains("was removed outside rockenv"),
+        "{error:?}"
+    );
+    assert_eq!(*env.record().unwrap(), before);
+    drop(env);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
 }
