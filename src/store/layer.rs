@@ -304,9 +304,16 @@ impl Store {
     }
 
     /// Publishes a live tree, which must not be mounted, as a layer by one rename. Returns false if another layer has
-    /// taken its id.
+    /// taken its id. Refuses a tree whose files are gone: every env would use the layer, and none could.
     pub fn publish(&self, env: &Path, tree: &TreeId, layer: &Layer) -> Result<bool> {
         let directory = env.join("trees").join(tree);
+        if layer.kept.is_none() && !tree::is_there(&self.tree_files(&directory))? {
+            return Err(not_found!(
+                "the files of snapshot `{}` were deleted outside rockenv before it was made",
+                layer.title
+            )
+            .help("run the command again"));
+        }
         if self.method() == Method::Overlay {
             // The kernel keeps whiteouts and partial copies there.
             self.discard(&directory.join("work"))?;
@@ -391,6 +398,19 @@ mod tests {
         let found = store.layers().unwrap().into_iter().map(|layer| layer.id);
         let found: std::collections::BTreeSet<LayerId> = found.collect();
         assert_eq!(found, [key, other].into());
+    }
+
+    #[test]
+    fn a_tree_whose_files_are_gone_becomes_no_layer() {
+        let (directory, store) = Store::scratch();
+        let env = directory.path();
+        let tree: TreeId = "0123456789abcdef".parse().unwrap();
+        let place = env.join("trees").join(&tree);
+        fs::create_dir_all(&place).unwrap();
+        let layer = Layer::sample(LayerId::from(StepKey::from("key")));
+        store.publish(env, &tree, &layer).unwrap_err();
+        fs::create_dir(store.tree_files(&place)).unwrap();
+        assert!(store.publish(env, &tree, &layer).unwrap());
     }
 
     #[test]
