@@ -181,7 +181,10 @@ impl<'a> Execution<'a, '_> {
         let base = self.base(viewed)?;
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
         let mut stack: Stack = atomic::read_json(&stack_file(&directory))?.unwrap_or_default();
-        if stack.is_stale && self.stale.is_none() {
+        let is_there = |name: &&str| directory.join(name).exists();
+        let is_whole = stack.names().iter().all(is_there);
+        // A layer was deleted outside rockenv, or a stale step wrote to the view: it begins anew.
+        if !is_whole || stack.is_stale && self.stale.is_none() {
             stack.base.clear();
         }
         stack.is_stale = self.stale.is_some();

@@ -88,4 +88,16 @@ fn a_step_that_touches_everything_makes_nothing_its_own() {
     asked.wait(6);
     assert!(hand.exists());
     store.rockenv(&["rm", "--yes", &fork]).ok();
+
+    // A view whose layers were deleted begins anew.
+    let text = format!("{}-3", store.env());
+    hook(&store, "fix", &EDIT.replace("ONE", &text));
+    for entry in fs::read_dir(store.env_dir().join("views/src")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            fs::remove_dir_all(path).unwrap();
+        }
+    }
+    store.rockenv(&["up", store.env(), "--rerun", "b"]).ok();
+    store.sh("cat /v/src/a.txt").ok().prints(&text);
 }
