@@ -64,6 +64,7 @@ use crate::sys::atomic::{self, random_id};
 use crate::sys::beneath;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
+use crate::sys::shell::quoted_path;
 use crate::sys::suggest;
 use crate::tree::{self, Method};
 
@@ -245,6 +246,15 @@ impl Store {
         if root.to_str().is_none() {
             let shown = crate::ui::text::path(root);
             return Err(usage!("the store's path `{shown}` is not UTF-8").help(OTHER_HOME));
+        }
+        // A new store would fill another disk, and hide behind the first one once that is mounted again.
+        if let Some(point) = tree::mounts::unmounted(root) {
+            return Err(unavailable!(
+                "the file system of the store at `{}` is not mounted at `{}`",
+                root.display(),
+                point.display()
+            )
+            .help(format!("mount {}", quoted_path(&point))));
         }
         if !root.exists() {
             fs::create_dir_all(root).map_err(|error| named_path(root)(error).help(OTHER_HOME))?;

@@ -1,4 +1,5 @@
-//! Owns reading the kernel's mount table, to name mounts and file systems in messages, and changing a mount's flags.
+//! Owns reading the kernel's mount table and `/etc/fstab`, to name mounts and file systems in messages, and changing a
+//! mount's flags.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
@@ -17,6 +18,49 @@ pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
     Ok(points(&table)
         .filter(|point| point.starts_with(top))
         .collect())
+}
+
+/// Returns the mount point at or above `path` for which `/etc/fstab` has a file system that is not mounted.
+pub(crate) fn unmounted(path: &Path) -> Option<PathBuf> {
+    let table = fs_err::read("/etc/fstab").ok()?;
+    let path = std::path::absolute(path).ok()?;
+    // The kernel lists mount points without symlinks. fstab may have either path.
+    let mut above = path.ancestors();
+    let real = above.find_map(|above| fs_err::canonicalize(above).ok())?;
+    let mounted = at_or_below(Path::new("/")).ok()?;
+    let mut all = path.ancestors().chain(real.ancestors());
+    let found = all.find(|at| {
+        let is_mounted = fs_err::canonicalize(at).is_ok_and(|at| mounted.contains(&at));
+        // The root of a chroot is not in the list.
+        !is_mounted && at.parent().is_some() && is_in_table(&table, at)
+    });
+    found.map(Path::to_owned)
+}
+
+/// Returns whether a table like `/etc/fstab` has a file system for this mount point.
+pub(crate) fn is_in_table(table: &[u8], at: &Path) -> bool {
+    let at = escape(at);
+    String::from_utf8_lossy(table).lines().any(|line| {
+        let mut fields = line.split([' ', '\t']).filter(|field| !field.is_empty());
+        let comment = fields.next().is_none_or(|first| first.starts_with('#'));
+        !comment && fields.next() == Some(at.as_str())
+    })
+}
+
+/// Escapes a path for `/etc/fstab`: blanks separate fields, and `#` begins a comment.
+pub(crate) fn escape(path: &Path) -> String {
+    let mut text = String::new();
+    for letter in path.to_string_lossy().chars() {
+        match letter {
+            ' ' => text.push_str("\\040"),
+            '\t' => text.push_str("\\011"),
+            '\n' => text.push_str("\\012"),
+            '#' => text.push_str("\\043"),
+            '\\' => text.push_str("\\134"),
+            other => text.push(other),
+        }
+    }
+    text
 }
 
 /// Returns the type of the file system of `fd`, according to the mount table.

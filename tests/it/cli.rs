@@ -561,6 +561,13 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
         assert!(doctor.out.contains("it is not mounted"), "{}", doctor.out);
         assert_eq!(doctor.code, 4);
     }
+    // No store is made below the mount point, at it or in it.
+    for home in [store.clone(), store.join("deeper")] {
+        let mut build = place.command();
+        let build = build.env("ROCKENV_HOME", home);
+        Ran::of(build.args(["image", "build", "none"])).fails(4, "is not mounted at `");
+    }
+    assert_eq!(fs::read_dir(&store).unwrap().count(), 0);
 
     // It also refuses a mount point that is not empty.
     fs::write("/etc/fstab", before).unwrap();

@@ -90,8 +90,8 @@ pub(crate) struct StoreFacts {
     /// Why the store cannot be used, and the command that fixes it.
     pub problem: Option<(String, String)>,
     pub free: Option<u64>,
-    /// fstab has an entry for this path, but it is not mounted.
-    pub unmounted: bool,
+    /// Mount point at or above it for which fstab has a file system that is not mounted.
+    pub unmounted: Option<PathBuf>,
     /// Envs with leftovers of a killed command.
     pub leftovers: Vec<EnvName>,
     /// Envs that an ended `up --ephemeral` did not remove.
@@ -284,11 +284,14 @@ fn store(facts: &Facts) -> Vec<Check> {
     let store = &facts.store;
     let at = store.path.display();
     let mut checks = Vec::new();
-    if store.unmounted {
+    if let Some(point) = &store.unmounted {
         checks.push(
             missing(
-                format!("/etc/fstab has a store for {at}, but it is not mounted"),
-                facts.sudo(&format!("mount {}", quoted_path(&store.path))),
+                format!(
+                    "/etc/fstab has a file system for {}, but it is not mounted",
+                    point.display()
+                ),
+                facts.sudo(&format!("mount {}", quoted_path(point))),
             )
             .essential(),
         );

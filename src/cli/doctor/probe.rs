@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use fs_err as fs;
 
 use super::{Cgroups, Facts, GpuFacts, NetworkFacts, Node, ServiceFacts, StoreFacts};
-use crate::cli::setup::{Manager, TOOLS, fstab};
+use crate::cli::setup::{Manager, TOOLS};
 use crate::engine::cgroup::Hierarchies;
 use crate::engine::choose::engine_of_new_env;
 use crate::engine::hold::ContainerRecord;
@@ -119,7 +119,7 @@ fn has_overlay_module(root: &Path, release: &str) -> bool {
 fn store(host: &Host, home: &Path) -> StoreFacts {
     let mut facts = StoreFacts {
         path: home.to_owned(),
-        unmounted: is_unmounted(home),
+        unmounted: tree::mounts::unmounted(home),
         ..StoreFacts::default()
     };
     // The store will be created on the file system of its nearest existing ancestor.
@@ -162,19 +162,6 @@ pub(super) fn problem(error: &Error, otherwise: &str) -> (String, String) {
         error.chain().join(": "),
         error.help_text().unwrap_or(otherwise).to_owned(),
     )
-}
-
-fn is_unmounted(home: &Path) -> bool {
-    let Ok(table) = fs::read("/etc/fstab") else {
-        return false;
-    };
-    // The kernel lists mount points without symlinks. fstab may have either path.
-    let real = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
-    let mounted = tree::mounts_at_or_below(&real).is_ok_and(|points| points.contains(&real));
-    !mounted
-        && [home, real.as_path()]
-            .iter()
-            .any(|at| fstab::mounts(&table, at))
 }
 
 fn leftovers(store: &Store) -> Vec<EnvName> {

@@ -198,7 +198,7 @@ fn nobody_is_sent_to_install_a_tool_without_a_package() {
 #[test]
 fn a_store_that_is_not_mounted_or_broken_stops_everything() {
     let mut facts = debian();
-    facts.store.unmounted = true;
+    facts.store.unmounted = Some("/mnt".into());
     assert!(!is_fit(&examine(&facts)));
     let mut facts = debian();
     facts.store.problem = Some(("a store cannot live here".into(), "do that".into()));
@@ -219,7 +219,7 @@ fn what_is_missing_always_has_a_command() {
     facts.nspawn = None;
     facts.cgroup = Cgroups::default();
     facts.overlay = false;
-    facts.store.unmounted = true;
+    facts.store.unmounted = Some("/mnt".into());
     facts.store.method = None;
     facts.gpu.machine.on_bus = true;
     for check in of(&facts, CheckState::Missing) {

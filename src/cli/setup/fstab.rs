@@ -7,6 +7,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use crate::sys::error::{Result, ResultExt as _};
+use crate::tree::mounts::escape;
 
 /// Marks rockenv's line. The kernel ignores options that begin with `x-`.
 pub(crate) const MARK: &str = "x-rockenv.store";
@@ -17,22 +18,6 @@ pub(crate) fn line(image: &Path, at: &Path) -> String {
         escape(image),
         escape(at)
     )
-}
-
-/// Escapes a path: blanks separate fields, and `#` begins a comment.
-fn escape(path: &Path) -> String {
-    let mut text = String::new();
-    for letter in path.to_string_lossy().chars() {
-        match letter {
-            ' ' => text.push_str("\\040"),
-            '\t' => text.push_str("\\011"),
-            '\n' => text.push_str("\\012"),
-            '#' => text.push_str("\\043"),
-            '\\' => text.push_str("\\134"),
-            other => text.push(other),
-        }
-    }
-    text
 }
 
 /// Returns a basic regular expression, delimited by `|`, that matches only rockenv's line for this image.
@@ -55,15 +40,6 @@ pub(crate) fn with(table: &[u8], line: &str) -> Vec<u8> {
     }
     text.extend_from_slice(line.as_bytes());
     text
-}
-
-pub(crate) fn mounts(table: &[u8], at: &Path) -> bool {
-    let at = escape(at);
-    String::from_utf8_lossy(table).lines().any(|line| {
-        let mut fields = line.split([' ', '\t']).filter(|field| !field.is_empty());
-        let comment = fields.next().is_none_or(|first| first.starts_with('#'));
-        !comment && fields.next() == Some(at.as_str())
-    })
 }
 
 /// Replaces the table atomically and keeps its owner and mode: temporary file, sync, rename.
@@ -98,6 +74,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::mounts::is_in_table;
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
@@ -135,13 +112,15 @@ mod tests {
         ] {
             let new = with(table, &line);
             assert!(new.starts_with(table) && new.ends_with(line.as_bytes()));
-            assert!(mounts(&new, Path::new("/srv/my store")));
-            assert!(!mounts(table, Path::new("/srv/my store")));
+            assert!(is_in_table(&new, Path::new("/srv/my store")));
+            assert!(!is_in_table(table, Path::new("/srv/my store")));
         }
-        assert!(!mounts(b"# /a /b btrfs\n", Path::new("/b")));
+        assert!(!is_in_table(b"# /a /b btrfs\n", Path::new("/b")));
         // Only blanks and tabs separate fields.
         let (table, at) = ("\t/a  /b\u{a0}c btrfs\n", Path::new("/b\u{a0}c"));
-        assert!(mounts(table.as_bytes(), at) && !mounts(table.as_bytes(), Path::new("/b")));
+        assert!(
+            is_in_table(table.as_bytes(), at) && !is_in_table(table.as_bytes(), Path::new("/b"))
+        );
     }
 
     #[test]

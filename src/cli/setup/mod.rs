@@ -3,7 +3,7 @@
 
 pub(crate) mod command;
 
-pub(crate) mod fstab;
+mod fstab;
 pub(crate) mod install;
 pub(crate) mod store_image;
 pub(crate) mod timer;

@@ -14,6 +14,7 @@ use crate::sys::host::free_space;
 use crate::sys::process::Program;
 use crate::sys::shell::{quoted, quoted_path};
 use crate::sys::signals::Signals;
+use crate::tree::mounts::is_in_table;
 use crate::tree::{self, Method};
 use crate::ui::{Ui, size};
 
@@ -234,7 +235,7 @@ fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
             );
         }
     }
-    if fstab::mounts(&read_table()?.unwrap_or_default(), at) {
+    if is_in_table(&read_table()?.unwrap_or_default(), at) {
         return Err(
             usage!("{FSTAB} mounts something at `{}` already", at.display())
                 .help(format!("mount {}, {elsewhere}", quoted_path(at))),
