@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 
 use super::Store;
 use super::check::names;
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::shell::quoted_path;
 use crate::sys::userns;
 use crate::tree;
@@ -28,6 +28,14 @@ pub(super) const MODE: u32 = 0o700;
 /// Depth at which users' files lie below each of [`SHARED`]: `caches/<name>`, `sources/<name>`,
 /// `outputs/<env>/<name>`.
 const DEPTH: [usize; 3] = [1, 2, 1];
+
+/// Makes one of the store's own directories, unless it exists.
+pub(super) fn make_directory(path: &Path) -> Result<()> {
+    match std::fs::DirBuilder::new().mode(MODE).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made.context(|| format!("cannot make `{}`", path.display())),
+    }
+}
 
 /// A file or link in place of one of the store's own directories. A link's target is not rockenv's.
 #[derive(Clone, Debug)]
@@ -134,7 +142,7 @@ impl Store {
     }
 
     /// Closes the store's directories to other local users, except `user` and owners of files in caches, sources and
-    /// outputs. Earlier versions left them open.
+    /// outputs. Earlier versions left them open. Makes those that somebody removed, for example to free their space.
     pub fn close(&self, user: u32) -> Result<()> {
         let mode = |path: &Path| -> Result<Option<u32>> {
             if let Some(obstacle) = Obstacle::at(path)? {
@@ -152,14 +160,22 @@ impl Store {
         };
         for name in PRIVATE {
             let path = self.root.join(name);
-            if mode(&path)?.is_some_and(|mode| mode & 0o077 != 0) {
-                fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
+            match mode(&path)? {
+                None => make_directory(&path)?,
+                Some(mode) if mode & 0o077 != 0 => {
+                    fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
+                }
+                Some(_) => {}
             }
         }
         for (name, depth) in SHARED.into_iter().zip(DEPTH) {
             let path = self.root.join(name);
-            let Some(mode) = mode(&path)? else {
-                continue;
+            let mode = match mode(&path)? {
+                None => {
+                    make_directory(&path)?;
+                    MODE
+                }
+                Some(mode) => mode,
             };
             let mut people = tree::acl::named_users(&path)?;
             let mut new = user != geteuid().as_raw() && people.insert(user);
@@ -190,4 +206,22 @@ fn owners(directory: &Path, depth: usize) -> Result<BTreeSet<u32>> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_that_somebody_removed_are_made_again() {
+        let (_directory, store) = Store::scratch();
+        for name in PRIVATE.into_iter().chain(SHARED) {
+            tree::remove_tree(&store.root.join(name)).unwrap();
+        }
+        store.close(geteuid().as_raw()).unwrap();
+        for name in PRIVATE.into_iter().chain(SHARED) {
+            let made = fs::metadata(store.root.join(name)).unwrap();
+            assert!(made.is_dir() && made.mode() & 0o026 == 0, "{name}");
+        }
+    }
 }

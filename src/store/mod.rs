@@ -53,7 +53,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::plan::record;
 pub(crate) use crate::plan::record::Record;
-use access::{MODE, PRIVATE, SHARED};
+use access::{PRIVATE, SHARED};
 pub use env::LockedEnv;
 pub(crate) use layer::Layer;
 pub use lock::Lock;
@@ -284,11 +284,7 @@ impl Store {
             return Ok(store);
         }
         for name in PRIVATE.iter().chain(&SHARED) {
-            let path = root.join(name);
-            if !path.exists() {
-                fs::create_dir(&path)?;
-                fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
-            }
+            access::make_directory(&root.join(name))?;
         }
         fs::create_dir_all(root.join("blobs/sha256"))?;
         fs::write(root.join(TAG), TAG_TEXT)?;

@@ -2,7 +2,6 @@
 //! for it and a kill does no harm.
 
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -23,8 +22,7 @@ impl Store {
                 if trash.exists() || fs::symlink_metadata(path).is_err() {
                     return Ok(());
                 }
-                let mut private = std::fs::DirBuilder::new();
-                private.mode(access::MODE).create(&trash)?;
+                access::make_directory(&trash)?;
                 self.discard(path)
             }
             // A full XFS has no room for the new name, but unlinking needs none. btrfs does not rename the directory
