@@ -195,7 +195,14 @@ impl StepResults {
 }
 
 /// Refuses files that no snapshot can hold, if a step added them to an output volume. `before` is its earlier state.
+/// Also refuses a volume that was removed: the step's results are lost, and its snapshot would have none.
 pub(crate) fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
+    if !exists(output)? {
+        return Err(step_failed!(
+            "`{}` was removed or renamed while the step ran, with the step's results",
+            output.display()
+        ));
+    }
     for (path, entry) in Listing::of(output)?.since(before).entries {
         if let Content::Special(_) = entry.content {
             return Err(step_failed!(

@@ -6,7 +6,7 @@ use fs_err as fs;
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::run::Ran;
+use crate::support::run::{Ran, wait_until};
 
 const PROFILE: &str = "[params]\nv = '1'\n[[volume]]\nname = 'o'\nkind = 'output'\ntarget = '/o'\n\
     [[step]]\nname = 'x'\nrun = 'echo ${v} > /o/r; echo ${v} > /o/r-${v}'\n";
@@ -94,6 +94,27 @@ fn changed_files_of_an_export_are_only_to_be_moved_away() {
     fs::remove_file(&file).unwrap();
     store.up();
     assert_eq!(read(&store, store.env(), "o/r"), "1\n");
+}
+
+#[test]
+fn a_step_whose_output_was_renamed_meanwhile_gets_no_snapshot() {
+    let store = TestStore::new();
+    store.profile(
+        "[[volume]]\nname = 'o'\nkind = 'output'\ntarget = '/o'\n[[step]]\nname = 'make'\n\
+         run = 'touch /o/began; while test -e /o/began; do sleep 0.02; done; echo 1 > /o/r'\n",
+    );
+    let env = store.env();
+    let up = store.start(&["up", env]);
+    let [now, renamed] = ["o", "renamed"].map(|name| out(&store, env).join(name));
+    wait_until("the step does not run", || now.join("began").exists());
+    fs::rename(&now, &renamed).unwrap();
+    fs::remove_file(renamed.join("began")).unwrap();
+    up.wait()
+        .exits(5)
+        .says(&["was removed or renamed while the step ran"]);
+    assert_eq!(fs::read_to_string(renamed.join("r")).unwrap(), "1\n");
+    let layers = fs::read_dir(store.home().join("layers")).unwrap();
+    assert_eq!(layers.count(), 0);
 }
 
 #[test]
