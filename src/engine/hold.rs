@@ -260,6 +260,15 @@ impl ContainerRecord {
         Ok(Some(ended))
     }
 
+    /// Removes the record of a container that has ended. That of another container stays: somebody removed the env's
+    /// directory while this one waited for a command, and another command made the env again.
+    fn forget(&self, run: &Path) -> Result<()> {
+        match Self::read(run) {
+            Some(found) if found.id != self.id => Ok(()),
+            _ => if_exists(fs::remove_file(Self::path(run))).map(drop),
+        }
+    }
+
     fn clear(&self) -> Result<()> {
         if let Some(place) = &self.place {
             // The service owns the control group.
@@ -462,9 +471,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         }
     };
     // If the cleanup fails, the record stays, and the next command that takes the lock continues from it.
-    let cleared = state
-        .clear()
-        .and_then(|()| if_exists(fs::remove_file(ContainerRecord::path(&hold.run))).map(drop));
+    let cleared = state.clear().and_then(|()| state.forget(&hold.run));
     let usage = result?;
     cleared?;
     Ok(usage)
@@ -507,6 +514,22 @@ mod tests {
         // A store that was moved, and a state of an older version.
         assert!(is_of(&run("missing"), "copy"));
         assert!(is_of(Path::new(""), "copy"));
+    }
+
+    #[test]
+    fn the_record_of_another_container_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = directory.path().join("envs/a/run");
+        fs::create_dir_all(&run).unwrap();
+        let state = |id: &str| ContainerRecord {
+            id: id.to_owned(),
+            ..ContainerRecord::default()
+        };
+        state("rockenv-a-1").save(&run).unwrap();
+        for (id, stays) in [("rockenv-a-0", true), ("rockenv-a-1", false)] {
+            state(id).forget(&run).unwrap();
+            assert_eq!(ContainerRecord::path(&run).exists(), stays, "{id}");
+        }
     }
 
     #[test]
