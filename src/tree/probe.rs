@@ -30,7 +30,7 @@ pub fn probe(dir: &Path) -> Result<Probe> {
     if fstatvfs(&fd)?.flags().contains(FsFlags::ST_NOEXEC) {
         let message = "programs in a store cannot run here: the file system is mounted noexec";
         return Err(unavailable!("{message}").help(
-            "remount it with `exec`, or set ROCKENV_HOME to a directory on another file system",
+            "remount it with `exec`, or set `home` in config.toml to a directory on another file system",
         ));
     }
     let place = tempfile::Builder::new()
@@ -155,6 +155,9 @@ mod tests {
             nix::mount::mount(none, at, Some("tmpfs"), MsFlags::MS_NOEXEC, none).unwrap();
             probe(at).unwrap_err()
         });
-        assert_has!(error.unwrap().message(), "mounted noexec");
+        let error = error.unwrap();
+        assert_has!(error.message(), "mounted noexec");
+        // sudo drops ROCKENV_HOME.
+        assert_has!(error.help_text().unwrap(), "set `home`");
     }
 }
