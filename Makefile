@@ -114,9 +114,10 @@ install: build ## into PREFIX (/usr/local), below DESTDIR
 	packaging/stage $(ROCKENV) "$(DESTDIR)" $(PREFIX)
 
 PACKAGES := $(CARGO_TARGET_DIR)/packages
-# `export` writes as the user behind sudo, who may not write in a target directory that root made.
+# `export` writes as the user behind sudo, pkexec or doas, who may not write in a target directory that root made.
 package = $(need-root); $(ROCKENV) setup --yes; $(ROCKENV) up ./packaging/rockenv.toml --until $(1); \
-	rm -rf $(PACKAGES); install -d -o "$${SUDO_UID:-0}" -g "$${SUDO_GID:-0}" $(PACKAGES); $(ROCKENV) export rockenv $(PACKAGES)
+	rm -rf $(PACKAGES); install -d -o "$${SUDO_UID:-$${PKEXEC_UID:-$${DOAS_USER:-0}}}" $(PACKAGES); \
+	$(ROCKENV) export rockenv $(PACKAGES)
 
 .PHONY: dist
 dist: build ## a static binary as tar.zst, its SBOM and checksums, built in an env, in target/packages (root)

@@ -193,7 +193,7 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
 
 /// Stands for rockenv, whose `export` has the rights of the user behind sudo.
 const EXPORT: &str = "#!/bin/sh
-[ $1 != export ] || setpriv --reuid=$SUDO_UID --regid=$SUDO_GID --clear-groups touch $3/rockenv.deb
+[ $1 != export ] || setpriv --reuid=${SUDO_UID-$DOAS_USER} --clear-groups touch $3/rockenv.deb
 ";
 
 #[test]
@@ -204,16 +204,20 @@ fn sudo_make_deb_exports_below_a_target_directory_of_root() {
     let program = target.path().join("rockenv");
     fs::write(&program, EXPORT).unwrap();
     fs::set_permissions(&program, mode(0o755)).unwrap();
-    let mut make = Command::new("make");
-    make.current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env_remove("MAKEFLAGS")
-        .envs([("SUDO_UID", "1234"), ("SUDO_GID", "1234")])
-        // Nothing is compiled.
-        .args(["--old-file=build", "deb"])
-        .arg(format!("CARGO_TARGET_DIR={}", target.path().display()))
-        .arg(format!("ROCKENV={}", program.display()));
-    run(&mut make);
-    assert!(target.path().join("packages/rockenv.deb").exists());
+    for (variable, user) in [("SUDO_UID", "1234"), ("DOAS_USER", "nobody")] {
+        let mut make = Command::new("make");
+        for name in ["MAKEFLAGS", "SUDO_UID", "PKEXEC_UID"] {
+            make.env_remove(name);
+        }
+        make.current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env(variable, user)
+            // Nothing is compiled.
+            .args(["--old-file=build", "deb"])
+            .arg(format!("CARGO_TARGET_DIR={}", target.path().display()))
+            .arg(format!("ROCKENV={}", program.display()));
+        run(&mut make);
+        assert!(target.path().join("packages/rockenv.deb").exists());
+    }
 }
 
 #[test]
