@@ -113,10 +113,16 @@ pub(crate) fn memory_now() -> MemoryNow {
 
 /// Returns the lowest memory limit of this process's control group and its ancestors; `u64::MAX` without a limit.
 fn group_memory() -> u64 {
-    let limits = own_memory_limits().into_iter();
-    let limits = limits.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
-    // Without a limit the file contains `max`, or a number larger than any machine's memory.
-    limits.min().unwrap_or(u64::MAX)
+    let files = own_memory_limits().into_iter();
+    lowest(files.filter_map(|file| fs::read_to_string(file).ok()))
+}
+
+/// Returns the lowest of the limits that these files contain.
+fn lowest(limits: impl Iterator<Item = String>) -> u64 {
+    let limits = limits.filter_map(|text| text.trim().parse::<u64>().ok());
+    // Without a limit the file contains `max`, or a number larger than any machine's memory. `memory.high` may be 0: a
+    // container with a share of that would be killed at once.
+    limits.filter(|bytes| *bytes > 0).min().unwrap_or(u64::MAX)
 }
 
 /// Returns the directories of this process's control group and its ancestors that may limit memory.
@@ -310,6 +316,10 @@ mod tests {
                 "MemTotal: 64 kB\nMemAvailable: {available} kB\nHugepagesize: 2048 kB\nHugetlb: {huge} kB\n"
             );
             assert_eq!(total_memory(&text), total * 1024, "{text}");
+        }
+        for (files, limit) in [("max 0 90 91", 90), ("max 0", u64::MAX)] {
+            let files = files.split(' ').map(|text| format!("{text}\n"));
+            assert_eq!(lowest(files), limit);
         }
         let zfs = "13 1 0x01 147 39984 5 7\nname type data\nc_min 4 2\nc_max 4 60\nsize 4 50\n";
         assert_eq!((zfs_cache(zfs), zfs_cache("")), (48, 0));
