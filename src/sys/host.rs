@@ -1,5 +1,6 @@
 //! Owns reading facts about the machine, as plain values for `resolve`, the jobs decision and preflight.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -39,7 +40,8 @@ impl Host {
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         Ok(Self {
             cores,
-            memory: total_memory(&fs::read_to_string("/proc/meminfo")?).min(group_memory()),
+            memory: total_memory(&fs::read_to_string(MEMINFO)?, is_of_kernel(MEMINFO))
+                .min(group_memory()),
             systemd: Path::new("/run/systemd/system").is_dir(),
             root: userns::is_root(),
             program: std::env::current_exe()
@@ -95,9 +97,12 @@ pub(crate) struct MemoryNow {
 
 pub(crate) fn memory_now() -> MemoryNow {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let meminfo = text("/proc/meminfo");
-    let total = total_memory(&meminfo);
-    let cached = zfs_cache(&text("/proc/spl/kstat/zfs/arcstats"));
+    let (meminfo, of_machine) = (text(MEMINFO), is_of_kernel(MEMINFO));
+    let total = total_memory(&meminfo, of_machine);
+    let cached = match of_machine {
+        true => zfs_cache(&text("/proc/spl/kstat/zfs/arcstats")),
+        false => 0,
+    };
     MemoryNow {
         total,
         // If the field is unreadable, assumes enough memory.
@@ -187,11 +192,21 @@ pub(crate) fn stalled(text: &str, line: &str, field: &str) -> Option<f64> {
         .find_map(|found| found.strip_prefix(field)?.parse().ok())
 }
 
-/// Returns the machine's memory without the huge pages that are reserved for other programs, in bytes.
-fn total_memory(meminfo: &str) -> u64 {
+const MEMINFO: &str = "/proc/meminfo";
+
+/// Returns whether a file in `/proc` is the kernel's. In a container, lxcfs may have mounted one with the container's
+/// memory there, to which the machine's huge pages and ZFS's cache do not belong.
+fn is_of_kernel(path: &str) -> bool {
+    let device = |path: &str| Some(fs::metadata(path).ok()?.dev());
+    device(path) == device("/proc")
+}
+
+/// Returns the total memory in bytes; of a machine, without the huge pages that are reserved for other programs.
+fn total_memory(meminfo: &str, of_machine: bool) -> u64 {
     let field = |name: &str| memory_field(meminfo, name);
-    let rest = field("MemTotal:").saturating_sub(field("Hugetlb:"));
-    // The total may be a container's, and the huge pages the host's.
+    let huge = if of_machine { field("Hugetlb:") } else { 0 };
+    let rest = field("MemTotal:").saturating_sub(huge);
+    // Other containers than those of lxcfs may show a total of their own.
     rest.max(field("MemAvailable:"))
 }
 
@@ -315,8 +330,10 @@ mod tests {
             let text = format!(
                 "MemTotal: 64 kB\nMemAvailable: {available} kB\nHugepagesize: 2048 kB\nHugetlb: {huge} kB\n"
             );
-            assert_eq!(total_memory(&text), total * 1024, "{text}");
+            assert_eq!(total_memory(&text, true), total * 1024, "{text}");
+            assert_eq!(total_memory(&text, false), 64 << 10, "{text}");
         }
+        assert!(is_of_kernel("/proc/filesystems") && !is_of_kernel("/dev/null"));
         for (files, limit) in [("max 0 90 91", 90), ("max 0", u64::MAX)] {
             let files = files.split(' ').map(|text| format!("{text}\n"));
             assert_eq!(lowest(files), limit);
