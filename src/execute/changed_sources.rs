@@ -31,12 +31,12 @@ impl Execution<'_, '_> {
     ///
     /// If an earlier step has the source as well, its key would change too, and this run's work would be repeated. In
     /// that case the run continues, and warns at its end. Locked inputs must not change: a changed directory of the
-    /// user is refused, and so is a changed checkout of the store before any step could have fetched into it.
+    /// user is refused. Before the first step, the next attempt compares all sources with the lock file instead: steps
+    /// of another env may have fetched into a checkout of the store.
     pub(super) fn is_stale_before(&self, step: &Step, has_run: bool) -> Result<bool> {
-        if self.locked.is_some() {
-            let inputs = step.inputs.iter();
-            let fixed = inputs.filter(|input| !has_run || self.is_users_own(input));
-            return match self.changed(fixed)?.first() {
+        if has_run && self.locked.is_some() {
+            let own = step.inputs.iter().filter(|input| self.is_users_own(input));
+            return match self.changed(own)?.first() {
                 Some(input) => Err(drift!(
                     "`{input}` changed before step `{}` began, and differs from the lock file",
                     step.name

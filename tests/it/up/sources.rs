@@ -361,6 +361,9 @@ fn a_locked_checkout_that_is_edited_before_the_first_step_is_refused() {
     fs::write(file, "edited\n").unwrap();
     second.write_all(program.as_bytes()).unwrap();
     drop(second);
-    let said = "`src` changed before step `one` began, and differs from the lock file";
-    up.wait().exits(8).says(&[said]);
+    let said = [
+        "source `src` in `",
+        "is at the locked commit, but has changes",
+    ];
+    up.wait().exits(8).says(&said);
 }
