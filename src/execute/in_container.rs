@@ -319,7 +319,7 @@ mod tests {
     fn a_killed_export_owns_what_it_had_written_and_what_it_had_not() {
         let (_directory, from, to, arguments) = item();
         fs::write(to.join(MANIFEST), b"somebody's\r\n\xff").unwrap();
-        let before = Manifest::read(&to).unwrap();
+        let first = Manifest::read(&to).unwrap();
         for text in ["one", "two", "three"] {
             fs::write(&from, text).unwrap();
             export(&arguments).unwrap();
@@ -333,6 +333,7 @@ mod tests {
                 fs::write(to.join("item"), "next").unwrap();
             }
         }
+        let second = Manifest::read(&to).unwrap();
         export(&arguments).unwrap();
         let text = fs::read(to.join(MANIFEST)).unwrap();
         let sum = hex::encode(Sha256::digest("three"));
@@ -341,9 +342,11 @@ mod tests {
         let wanted = format!("\n# exported by rockenv: 1 {mark}\n{line}").into_bytes();
         let wanted = [b"somebody's\r\n\xff", &wanted[..]].concat();
         assert_eq!(text, wanted);
-        // An export that began before them keeps the lines of these.
-        before.write(&to).unwrap();
-        assert_eq!(fs::read(to.join(MANIFEST)).unwrap(), wanted);
+        // Exports that began before these keep their lines.
+        for earlier in [first, second] {
+            earlier.write(&to).unwrap();
+            assert_eq!(fs::read(to.join(MANIFEST)).unwrap(), wanted);
+        }
     }
 
     #[test]

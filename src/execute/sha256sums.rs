@@ -3,7 +3,7 @@
 //! A comment before the lines of an export has their number and their SHA-256, so that no line from another program is
 //! taken for one of them, wherever it is added.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -146,7 +146,7 @@ pub(super) struct Manifest {
     /// Exported files by path: two versions if an export was killed while replacing one.
     left: BTreeMap<PathBuf, Vec<Exported>>,
     /// Files that this export wrote.
-    written: BTreeSet<PathBuf>,
+    written: BTreeMap<PathBuf, Vec<Exported>>,
     /// Whether its last line lacks a newline.
     is_open: bool,
 }
@@ -157,7 +157,7 @@ impl Manifest {
         let mut manifest = Self {
             others: Vec::new(),
             left: BTreeMap::new(),
-            written: BTreeSet::new(),
+            written: BTreeMap::new(),
             is_open: !text.is_empty() && !text.ends_with(b"\n"),
         };
         let whole = text.strip_suffix(b"\n").unwrap_or(&text);
@@ -215,31 +215,28 @@ impl Manifest {
 
     /// Records a file that was written.
     pub(super) fn wrote(&mut self, name: &Path, left: Exported) {
-        self.left.insert(name.to_owned(), vec![left]);
-        self.written.insert(name.to_owned());
+        self.written.insert(name.to_owned(), vec![left]);
     }
 
     /// Writes the manifest. Lines of this export replace old lines of the same files. Lines of exported files that are
     /// gone are left out. Other lines stay, as do those that another program added since.
-    pub(super) fn write(mut self, target: &Path) -> Result<()> {
+    pub(super) fn write(self, target: &Path) -> Result<()> {
         let path = target.join(MANIFEST);
-        let now = Self::read(target)?;
-        for (name, left) in now.left {
-            self.left.entry(name).or_insert(left);
-        }
+        let mut now = Self::read(target)?;
         // This export has replaced such a file.
         let is_old = |line: &[u8]| {
-            Exported::parse(line).is_some_and(|(name, _)| self.written.contains(&name))
+            Exported::parse(line).is_some_and(|(name, _)| self.written.contains_key(&name))
         };
         let others = now.others.iter().filter(|line| !is_old(line));
-        let others = others.map(|line| [line, &b"\n"[..]].concat());
-        let left = self.left.iter().filter(|(name, _)| {
+        let others: Vec<_> = others.map(|line| [line, &b"\n"[..]].concat()).collect();
+        now.left.extend(self.written);
+        let left = now.left.iter().filter(|(name, _)| {
             let found = fs::symlink_metadata(target.join(name));
             !found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
         });
         let left = left.flat_map(|(name, left)| left.iter().map(|left| left.line(name)));
         let left: Vec<_> = left.collect();
-        let text: Vec<u8> = others.chain([marked(&left)]).flatten().collect();
+        let text = [others.concat(), marked(&left)].concat();
         crate::sys::atomic::write(&path, &text)?;
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
         Ok(())
