@@ -104,7 +104,8 @@ impl Locking<'_> {
             self.warn(message);
         }
         let mut lock = lock;
-        let git = Git::new(&selection.inputs.user);
+        let cancel = Cancel::new(self.with.task.signals);
+        let git = Git::until(&selection.inputs.user, &cancel);
         for volume in resolve::volumes(&gathered.selection.profile, &gathered.inputs)? {
             let inside = matches!(&volume.source, VolumeSource::Git(git) if git.submodules);
             if let (Some(locked), Some(directory)) = (
@@ -112,7 +113,7 @@ impl Locking<'_> {
                 gathered.sources.get(&volume.name),
             ) && locked.commit.is_some()
             {
-                locked.submodules = git.submodules(directory, inside)?;
+                locked.submodules = cancel.outcome(git.submodules(directory, inside))?;
             }
         }
         lock.steps = self.steps(&mut gathered, &lock)?;
@@ -124,7 +125,7 @@ impl Locking<'_> {
         for (volume, directory) in &gathered.sources {
             let known = self.with.store.known_fingerprint(directory);
             let read = |path: &Path| git.known_fingerprint(path, &known);
-            gathered.compare(volume, directory, &read)?;
+            cancel.outcome(gathered.compare(volume, directory, &read))?;
         }
         Ok(lock)
     }

@@ -189,9 +189,14 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
 #[test]
 fn a_source_that_changes_while_it_is_locked_is_refused() {
     let store = TestStore::new();
-    let declares = store.work().join("src/CMakeLists.txt");
+    let (declares, large) = ("src/CMakeLists.txt", store.work().join("large"));
+    let (source, is_large) = (store.work().join(declares), large.clone());
     let server = Server::start(move |head| {
-        fs::write(&declares, "# As of another branch.\n").unwrap();
+        fs::write(&source, "# As of another branch.\n").unwrap();
+        if is_large.exists() {
+            let file = fs::OpenOptions::new().write(true).open(&source).unwrap();
+            file.set_len(1 << 40).unwrap();
+        }
         let body = match path(head).ends_with("two.zip") {
             true => "second\n",
             false => "first\n",
@@ -202,6 +207,27 @@ fn a_source_that_changes_while_it_is_locked_is_refused() {
     let name = store.env();
     let said = ["source `src` in `", "differs from the locked content"];
     store.rockenv(&["lock", name]).exits(8).says(&said);
+    // Ctrl-C ends the comparison.
+    project(&store, &server.host);
+    fs::write(&large, "").unwrap();
+    for blob in fs::read_dir(store.home().join("blobs/sha256")).unwrap() {
+        let blob = blob.unwrap().path();
+        if fs::read(&blob).is_ok_and(|text| text == b"second\n") {
+            fs::remove_file(blob).unwrap();
+        }
+    }
+    let asked = server.asked().len();
+    let locking = store.start(&["lock", name]);
+    wait_until("it does not fetch", || server.asked().len() > asked);
+    wait_until("it does not compare", || {
+        let open = fs::read_dir(format!("/proc/{}/fd", locking.pid())).unwrap();
+        let mut open = open
+            .flatten()
+            .filter_map(|fd| fs::read_link(fd.path()).ok());
+        open.any(|open| open.ends_with(declares))
+    });
+    locking.signal(Signal::SIGINT);
+    locking.wait().exits(130);
     let lock = store.work().join(format!("profiles/{name}.lock"));
     assert!(!lock.exists());
 }
