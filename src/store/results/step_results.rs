@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use super::{OutputBefore, compare};
+use super::{OutputBefore, ResultState, compare};
 use crate::store::export;
 use crate::sys::atomic;
 use crate::sys::error::{Result, ResultExt as _, exists};
@@ -133,9 +133,7 @@ impl StepResults {
                     writer.put(&place, entry, Some(from.file().as_fd()), Existing::Refuse)?;
                     let sum = Some(export::digest(results, &place)?);
                     sums.insert(path.clone(), sum.clone());
-                    if let PathState::Taken(found) = path_state(output, path)?
-                        && (!found.is_same_file(entry) || found.mtime != entry.mtime)
-                    {
+                    if let ResultState::Other(_) = compare(entry, output, path, false)? {
                         written = Some(output.join(path));
                     }
                     if let Content::File { size, sha256, .. } = &mut entry.content {
