@@ -173,6 +173,9 @@ pub(crate) fn count(env: &Path) -> Result<Vec<(PathBuf, usize)>> {
                 true => Edits::all(),
                 false => Edits::of(&commands, &layer)?,
             };
+            if edits.is_empty() {
+                continue;
+            }
             let aside = is_aside.then(|| layer.clone());
             edits.find(&layer, Path::new(""), &mut |path, found| {
                 if found.is_file() || found.is_symlink() {
