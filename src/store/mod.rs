@@ -254,7 +254,7 @@ impl Store {
                 root.display(),
                 point.display()
             )
-            .help(format!("mount {}", quoted_path(&point))));
+            .help(format!("mount {}, or {OTHER_HOME}", quoted_path(&point))));
         }
         if !root.exists() {
             fs::create_dir_all(root).map_err(|error| named_path(root)(error).help(OTHER_HOME))?;

@@ -20,7 +20,8 @@ pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// Returns the mount point at or above `path` for which `/etc/fstab` has a file system that is not mounted.
+/// Returns the mount point at or above `path` for which `/etc/fstab` has a file system that is not mounted. Looks no
+/// higher than the mount that `path` is on: a data disk in `/mnt`, or a home directory in a container.
 pub(crate) fn unmounted(path: &Path) -> Option<PathBuf> {
     let table = fs_err::read("/etc/fstab").ok()?;
     let path = std::path::absolute(path).ok()?;
@@ -28,13 +29,15 @@ pub(crate) fn unmounted(path: &Path) -> Option<PathBuf> {
     let mut above = path.ancestors();
     let real = above.find_map(|above| fs_err::canonicalize(above).ok())?;
     let mounted = at_or_below(Path::new("/")).ok()?;
-    let mut all = path.ancestors().chain(real.ancestors());
-    let found = all.find(|at| {
-        let is_mounted = fs_err::canonicalize(at).is_ok_and(|at| mounted.contains(&at));
-        // The root of a chroot is not in the list.
-        !is_mounted && at.parent().is_some() && is_in_table(&table, at)
-    });
-    found.map(Path::to_owned)
+    let is_mounted = |at: &Path| fs_err::canonicalize(at).is_ok_and(|at| mounted.contains(&at));
+    [path.as_path(), real.as_path()]
+        .into_iter()
+        .find_map(|path| {
+            let mut points = path.ancestors().take_while(|at| !is_mounted(at));
+            // The root of a chroot is not in the list.
+            let found = points.find(|at| at.parent().is_some() && is_in_table(&table, at));
+            found.map(Path::to_owned)
+        })
 }
 
 /// Returns whether a table like `/etc/fstab` has a file system for this mount point.

@@ -165,6 +165,18 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
         Ran::of(build.args(["image", "build", "none"])).fails(4, "is not mounted at `");
     }
     assert_eq!(fs::read_dir(&store).unwrap().count(), 0);
+    // Another file system may be mounted below it.
+    let (other, inner) = (place.path().join("other"), store.join("inner"));
+    for directory in [&other, &inner] {
+        fs::create_dir(directory).unwrap();
+    }
+    nix::mount::mount(Some(&other), &inner, None::<&str>, bind, None::<&str>).unwrap();
+    let mut build = place.command();
+    let build = build.env("ROCKENV_HOME", inner.join("home"));
+    let ran = Ran::of(build.args(["image", "build", "none"]));
+    assert!(other.join("home/format").exists(), "{}", ran.err);
+    nix::mount::umount2(&inner, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    fs::remove_dir(&inner).unwrap();
 
     // It also refuses a mount point that is not empty.
     fs::write("/etc/fstab", before).unwrap();
