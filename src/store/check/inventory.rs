@@ -197,10 +197,7 @@ impl Store {
         if !inventory.obstacles.is_empty() {
             return Ok(inventory);
         }
-        let volumes = root.join("volumes");
-        let found = names(&volumes)?.into_iter();
-        let found = found.filter(|name| tree::is_there(&volumes.join(name)).unwrap_or(true));
-        inventory.volumes.extend(found);
+        inventory.volumes = trees(&root.join("volumes"))?;
         for name in names(&root.join("envs"))? {
             let directory = root.join("envs").join(&name);
             let Ok(name) = EnvName::try_from(name) else {
@@ -257,7 +254,7 @@ impl Store {
             },
             layer,
             results: results_faults(&directory.join("results")),
-            volumes: names(&directory.join("volumes"))?.into_iter().collect(),
+            volumes: trees(&directory.join("volumes"))?,
             merges: names(directory)?
                 .into_iter()
                 .filter(|name| name.starts_with("flat-"))
@@ -432,6 +429,13 @@ fn note_aside(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
 fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
         && tree::is_there(path).unwrap_or(true)
+}
+
+/// Returns the names of the trees in a directory.
+fn trees(directory: &Path) -> Result<BTreeSet<String>> {
+    let mut found = names(directory)?;
+    found.retain(|name| tree::is_there(&directory.join(name)).unwrap_or(true));
+    Ok(found.into_iter().collect())
 }
 
 /// Returns whether a lock is held, or may be held, without creating the lock file.

@@ -128,7 +128,15 @@ fn a_store_in_a_snapshot_of_its_file_system_lacks_its_subvolumes() {
         assert_eq!(error.help_text(), Some("rockenv fsck --repair"));
     }
     drop(env);
-    lab.finds_and_mends(&["has no tree", "its build volume `build`"]);
+    // A layer that a service keeps has no subvolume but those of its build volumes.
+    let root = lab.layer(2).join("root");
+    fs::remove_dir(&root).unwrap();
+    fs::create_dir(&root).unwrap();
+    lab.finds_and_mends(&[
+        "has no tree",
+        "its frozen volume `build` is missing",
+        "its build volume `build`",
+    ]);
     let mut env = lab.locked("one");
     assert_eq!(fs::read_dir(lab.at("volumes")).unwrap().count(), 0);
     env.live_tree().unwrap();
