@@ -186,24 +186,22 @@ fn get(cx: &Context, tools: &[&Tool], signals: &Signals) -> Result<()> {
     if let Some(number) = signals.pending()? {
         return Err(Error::new(Kind::Signal(number), "interrupted"));
     }
-    check_there(manager, tools)?;
-    cx.ui.note("everything that has a package is installed now");
+    cx.ui.note(check_there(manager, tools)?);
     Ok(())
 }
 
-/// Fails if a needed tool is missing after the installation.
-fn check_there(manager: Manager, tools: &[&Tool]) -> Result<()> {
-    let left: Vec<&Tool> = tools
-        .iter()
-        .copied()
-        .filter(|tool| !tool.optional && !tool.is_there())
-        .collect();
-    match (left.is_empty(), manager) {
-        (true, _) => Ok(()),
-        (false, Manager::RpmOstree) => {
-            Err(unavailable!("the packages are there after a reboot").help("systemctl reboot"))
-        }
-        (false, _) => Err(still_missing(&left, "their packages do not contain them")),
+/// Returns the message after the installation; fails if a needed tool is missing.
+fn check_there(manager: Manager, tools: &[&Tool]) -> Result<&'static str> {
+    const REBOOT: &str = "the packages are there after a reboot";
+    let mut left = tools.to_vec();
+    left.retain(|tool| !tool.is_there());
+    let is_later = manager == Manager::RpmOstree && !left.is_empty();
+    left.retain(|tool| !tool.optional);
+    match (left.is_empty(), is_later) {
+        (true, true) => Ok(REBOOT),
+        (true, false) => Ok("everything that has a package is installed now"),
+        (false, true) => Err(unavailable!("{REBOOT}").help("systemctl reboot")),
+        (false, false) => Err(still_missing(&left, "their packages do not contain them")),
     }
 }
 
@@ -283,8 +281,11 @@ mod tests {
             };
             check_there(Manager::RpmOstree, &[&tool])
         };
-        assert!(check(true).is_ok());
+        // It is not installed yet.
+        let message = "the packages are there after a reboot";
+        assert_eq!(check(true).unwrap(), message);
         let error = check(false).unwrap_err();
+        assert_eq!(error.message(), message);
         assert_eq!(error.help_text(), Some("systemctl reboot"));
     }
 }
