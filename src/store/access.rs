@@ -168,6 +168,7 @@ impl Store {
                 Some(_) => {}
             }
         }
+        make_directory(&self.root.join("blobs/sha256"))?;
         for (name, depth) in SHARED.into_iter().zip(DEPTH) {
             let path = self.root.join(name);
             let mode = match mode(&path)? {
@@ -223,5 +224,6 @@ mod tests {
             let made = fs::metadata(store.root.join(name)).unwrap();
             assert!(made.is_dir() && made.mode() & 0o026 == 0, "{name}");
         }
+        assert!(store.root.join("blobs/sha256").is_dir());
     }
 }
