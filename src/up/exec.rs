@@ -160,9 +160,10 @@ fn await_note(run: &Path, waits: u64) {
 }
 
 /// Returns the record of the running container that other commands may join. A container listens a moment before it has
-/// a record.
+/// a record. A waiting one of another version is about to end.
 fn joinable(run: &Path) -> Option<ContainerRecord> {
-    ContainerRecord::read(run).filter(|state| !state.is_private)
+    let ends = |state: &ContainerRecord| state.idle && !state.is_of_this_version();
+    ContainerRecord::read(run).filter(|state| !state.is_private && !ends(state))
 }
 
 /// Runs the job in the running container; `None` if the container is gone, or is for another command alone.
@@ -177,8 +178,8 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
         )
         .help("rockenv gc"));
     }
-    // A connection would keep another command's container alive. A waiting one of another version is about to end.
-    if joinable(&run).is_none_or(|state| state.idle && !state.is_of_this_version()) {
+    // A connection would keep another command's container alive.
+    if joinable(&run).is_none() {
         return Ok(None);
     }
     let Some(client) = Client::join(&run)? else {
