@@ -349,11 +349,13 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     let busy = is_held && !waits;
     let mut trees: BTreeSet<String> = names(&directory.join("trees"))?.into_iter().collect();
     if let Read::Fine(record) = &record
-        && let Some(tree) = &record.head.tree
         && record.service.is_none()
-        && let Ok(false) = tree::is_there(&store.tree_files(&store.tree_dir(name, tree)))
     {
-        trees.remove(tree.as_str());
+        for tree in record.trees() {
+            if let Ok(false) = tree::is_there(&store.tree_files(&store.tree_dir(name, tree))) {
+                trees.remove(tree.as_str());
+            }
+        }
     }
     let item = EnvItem {
         lost_results: match (&record, store.spec(name)) {

@@ -118,6 +118,11 @@ fn a_store_in_a_snapshot_of_its_file_system_lacks_its_subvolumes() {
     btrfs::snapshot(&top, &top.join("back"), false).unwrap();
     lab.root = top.join("back").join(lab.root.strip_prefix(&top).unwrap());
     lab.store = Store::open(&lab.root).unwrap();
+    let mut record = serde_json::to_value(lab.record()).unwrap();
+    let tree = record["head"]["tree"].clone();
+    record["failed"] =
+        serde_json::json!({"step": "build", "tree": tree, "log": "logs/1/build.log"});
+    fs::write(lab.at("envs/one/record.json"), record.to_string()).unwrap();
     let mut env = lab.locked("one");
     assert_eq!(env.record().unwrap().head.tree, None);
     let tree = env.live_tree().map(drop);
@@ -136,6 +141,7 @@ fn a_store_in_a_snapshot_of_its_file_system_lacks_its_subvolumes() {
         "has no tree",
         "its frozen volume `build` is missing",
         "its build volume `build`",
+        "the tree of its failed step",
     ]);
     let mut env = lab.locked("one");
     assert_eq!(fs::read_dir(lab.at("volumes")).unwrap().count(), 0);
