@@ -450,7 +450,7 @@ fn what_cannot_work_is_refused_before_it_starts() {
     store.rockenv(&["up", store.env()]).exits(9).says(&[
         "of disk",
         "free",
-        "ROCKENV_HOME",
+        "`home` in config.toml",
         "--force",
     ]);
     let json = store.rockenv(&["plan", "--json", store.env()]).ok().json();
