@@ -240,6 +240,8 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
         });
     }
     env.commit(repaired)?;
+    // The repair tries each clean-up once, and may have done this env's before.
+    env.collect_garbage()?;
     Ok(done)
 }
 
