@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs, bind, run};
-use crate::support::run::wait_until;
+use crate::support::run::{surround, wait_until};
 use crate::support::terminal::Terminal;
 use crate::support::transcript::measured;
 use fs_err as fs;
@@ -127,14 +127,8 @@ fn killed_at(store: &TestStore, words: &[&str], call: &str, nth: usize) -> bool 
         .arg(format!("trace={call}"))
         .arg(format!("--inject={call}:signal=KILL:when={nth}"))
         .arg(command.get_program())
-        .args(command.get_args())
-        .env_clear()
-        .envs(
-            command
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .current_dir(store.work())
+        .args(command.get_args());
+    surround(&mut traced, &command)
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let status = traced.status().unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 use fs_err as fs;
 
 use crate::support::env::TestStore;
-use crate::support::run::{finish, wait_until};
+use crate::support::run::{finish, surround, wait_until};
 use crate::support::transcript::measured;
 
 const STEPS: &str = "[[volume]]
@@ -113,14 +113,8 @@ fn a_store_is_read_in_many_ways() {
         .args(["-f", "-qq", "-y", "-e", "trace=fdatasync", "-o"])
         .arg(&trace)
         .arg(create.get_program())
-        .args(create.get_args())
-        .env_clear()
-        .envs(
-            create
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .current_dir(store.work());
+        .args(create.get_args());
+    surround(&mut traced, &create);
     finish("snapshot create".to_owned(), traced).ok();
     // After a power failure, the description of the layer tells that the rest was not on disk.
     let synced = fs::read_to_string(&trace).unwrap();

@@ -88,6 +88,15 @@ fn code_of(status: ExitStatus) -> i32 {
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
+/// Gives a program the variables and the directory of a prepared command, and no other variables.
+pub(crate) fn surround<'a>(program: &'a mut Command, command: &Command) -> &'a mut Command {
+    let variables = command.get_envs();
+    program
+        .env_clear()
+        .envs(variables.filter_map(|(name, value)| Some((name, value?))))
+        .current_dir(command.get_current_dir().expect("a directory"))
+}
+
 /// Runs a command to its end; `line` is its name in messages.
 pub(crate) fn finish(line: String, mut command: Command) -> Ran {
     let output = command.output().expect("rockenv runs");

@@ -12,7 +12,7 @@ use super::project;
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::python::{check_schema, check_workflow, yaml};
-use crate::support::run::{Ran, finish};
+use crate::support::run::{Ran, finish, surround};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -210,18 +210,11 @@ fn action(store: &TestStore, inputs: &[(&str, &str)]) -> Ran {
         cd rockenv-downloads
         runner='setpriv --reuid=1234 --regid=1234 --clear-groups'
         echo \"read $($runner cat 0a*) and $($runner cat 00*); $(touch 0b 2>&1 | grep -io read-only)\"\n";
-    let own = store.command::<&str>(&[]);
     let mut shell = Command::new("unshare");
-    shell
-        .args(["--mount", "bash", "-ec", &script])
-        .env_clear()
-        .envs(
-            own.get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
+    shell.args(["--mount", "bash", "-ec", &script]);
+    surround(&mut shell, &store.command::<&str>(&[]))
         .env("RUNNER_TEMP", store.work())
-        .env("ROCKENV_HOME", fresh(store))
-        .current_dir(store.work());
+        .env("ROCKENV_HOME", fresh(store));
     finish(script, shell)
 }
 

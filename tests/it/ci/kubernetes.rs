@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::python::{check_kubernetes, yaml};
-use crate::support::run::finish;
+use crate::support::run::{finish, surround};
 
 /// Writes a manifest, validates it, and returns its object.
 fn manifest(store: &TestStore, more: &[&str]) -> Value {
@@ -47,13 +47,8 @@ fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
 /// as `$`. Returns whether the pod succeeds. A test pod must fail without a GPU.
 fn pod(store: &TestStore, container: &Value, index: &str) -> bool {
     let mut script = text(container, "/args/0").to_owned();
-    let own = store.command::<&str>(&[]);
     let mut shell = Command::new(text(container, "/command/0"));
-    shell.env_clear().envs(
-        own.get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    shell.env("JOB_COMPLETION_INDEX", index);
+    surround(&mut shell, &store.command::<&str>(&[])).env("JOB_COMPLETION_INDEX", index);
     for variable in list(container, "/env") {
         let (name, value) = (text(variable, "/name"), text(variable, "/value"));
         let value = value.replace("{{inputs.parameters.index}}", index);
@@ -61,9 +56,7 @@ fn pod(store: &TestStore, container: &Value, index: &str) -> bool {
         shell.env(name, value);
     }
     let script = script.replace("$$", "$");
-    shell
-        .args([text(container, "/command/1"), &script])
-        .current_dir(store.work());
+    shell.args([text(container, "/command/1"), &script]);
     without_gpu(store, &mut shell);
     let done = finish(script, shell);
     let gpu = container["resources"]["limits"]["amd.com/gpu"] == "1";

@@ -14,7 +14,7 @@ use super::{left, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::python::{check_schema, check_workflow, yaml};
 use crate::support::registry::Registry;
-use crate::support::run::{Ran, finish};
+use crate::support::run::{Ran, finish, surround};
 
 const TARGETS: [&str; 2] = ["gfx1103", "gfx1201"];
 
@@ -47,20 +47,12 @@ fn script_with(store: &TestStore, text: &str, home: &Path) -> Ran {
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
     let mut shell = Command::new("bash");
-    shell
-        .args(["--noprofile", "--norc", "-eo", "pipefail", "-c", text])
-        .env_clear()
-        .envs(
-            store
-                .command::<&str>(&[])
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
+    shell.args(["--noprofile", "--norc", "-eo", "pipefail", "-c", text]);
+    surround(&mut shell, &store.command::<&str>(&[]))
         // The script itself trusts its checkout.
         .env_remove("ROCKENV_TRUSTED_DIRS")
         .env("PATH", path)
-        .env("ROCKENV_HOME", home)
-        .current_dir(store.work());
+        .env("ROCKENV_HOME", home);
     without_gpu(store, &mut shell);
     let ran = finish(text.to_owned(), shell);
     assert!(!ran.err.contains("command not found"), "{}", ran.err);

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::support::env::{TestStore, is_service, patience};
 use crate::support::run::{
-    Background, children, finish, own_memory, processes, processes_called, wait_until,
+    Background, children, finish, own_memory, processes, processes_called, surround, wait_until,
 };
 
 const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
@@ -73,14 +73,8 @@ fn the_next_command_runs_in_the_same_container() {
     shell
         .args(["-c", "exec 9< open; exec \"$@\"", "sh"])
         .arg(command.get_program())
-        .args(command.get_args())
-        .env_clear()
-        .envs(
-            command
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .current_dir(store.work());
+        .args(command.get_args());
+    surround(&mut shell, &command);
     store.become_user(&mut shell);
     finish("exec".to_owned(), shell).exits(3);
     let first = waiting(&store).unwrap();

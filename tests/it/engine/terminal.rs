@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::commands::ONE;
 use crate::support::env::{TestStore, build_user};
-use crate::support::run::{Background, processes_called, wait_until};
+use crate::support::run::{Background, processes_called, surround, wait_until};
 use crate::support::terminal::Terminal;
 
 #[test]
@@ -94,12 +94,8 @@ fn there_may_be_no_terminal_no_input_and_no_reader() {
         command
             .args(["-c", script, "sh"])
             .arg(own.get_program())
-            .arg(store.env())
-            .env_clear();
-        for (name, value) in own.get_envs() {
-            command.env(name, value.unwrap());
-        }
-        command.current_dir(store.work());
+            .arg(store.env());
+        surround(&mut command, &own);
         store.become_user(&mut command);
         crate::support::run::finish(script.to_owned(), command)
     };
@@ -132,15 +128,8 @@ fn nohup_survives_a_hangup() {
     ));
     let mut command = Command::new("nohup");
     let own = store.command(&["up", store.env()]);
-    command
-        .arg(own.get_program())
-        .args(own.get_args())
-        .env_clear()
-        .current_dir(store.work());
-    for (name, value) in own.get_envs() {
-        command.env(name, value.unwrap());
-    }
-    command
+    command.arg(own.get_program()).args(own.get_args());
+    surround(&mut command, &own)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

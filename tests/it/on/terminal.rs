@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Other, ssh_of};
-use crate::support::run::{Background, finish, processes_called, wait_until};
+use crate::support::run::{Background, finish, processes_called, surround, wait_until};
 use crate::support::terminal::Terminal;
 
 #[test]
@@ -43,13 +43,8 @@ fn exec_and_shell_have_input_and_a_terminal() {
     reader
         .args(["-c", &script, "sh"])
         .arg(ls.get_program())
-        .args(ls.get_args())
-        .env_clear();
-    for (name, value) in ls.get_envs() {
-        reader.env(name, value.unwrap());
-    }
-    reader
-        .current_dir(other.here.work())
+        .args(ls.get_args());
+    surround(&mut reader, &ls)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
