@@ -1,10 +1,10 @@
 //! Owns `verify`: rebuilds steps of an env from clean in a scratch env, and compares the results.
 
 use clap::Args;
+use sha2::{Digest as _, Sha256};
 
 use crate::plan::ids::EnvName;
 use crate::store::lock;
-use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
@@ -58,10 +58,12 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     say(cx, &reporter, &args.env, &steps)
 }
 
-/// Returns a fresh name for the scratch env.
+/// Returns the name of the env's scratch env. It is always the same: the lock of a removed env stays, and every command
+/// looks at all of them.
 fn scratch_name(env: &EnvName) -> Result<EnvName> {
     let stem: String = env.chars().take(STEM).collect();
-    let name = format!("{}-verify-{}", stem.trim_end_matches('.'), random_id()?);
+    let digest = hex::encode(Sha256::digest(env.as_bytes()));
+    let name = format!("{}-verify-{}", stem.trim_end_matches('.'), &digest[..16]);
     Ok(name.try_into()?)
 }
 
@@ -104,4 +106,18 @@ fn say(cx: &Context, reporter: &Reporter, env: &str, steps: &[StepReport]) -> Re
         }
     }
     Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_env_has_one_scratch_env() {
+        let long = "a".repeat(STEM);
+        let [one, other] = ["x", "y"].map(|end| EnvName::from(format!("{long}{end}").as_str()));
+        let name = |env| scratch_name(env).unwrap();
+        assert_eq!(name(&one), name(&one));
+        assert_ne!(name(&one), name(&other));
+    }
 }
