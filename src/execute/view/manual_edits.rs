@@ -215,6 +215,7 @@ pub(super) fn keep(commands: &str, layer: &Path, into: &Path) -> Result<bool> {
 
 /// The manual edits of a layer.
 struct Edits {
+    /// Separate intervals, oldest first: an env sees many commands in its life.
     times: Vec<(i128, i128)>,
     /// Files that count whatever their times are.
     listed: BTreeSet<PathBuf>,
@@ -222,13 +223,27 @@ struct Edits {
 
 impl Edits {
     fn of(commands: &str, layer: &Path) -> Result<Self> {
-        let (times, listed) = (times(commands), listed(layer)?);
-        Ok(Self { times, listed })
+        let listed = listed(layer)?;
+        Ok(Self {
+            listed,
+            ..Self::at(times(commands))
+        })
     }
 
-    fn at(times: Vec<(i128, i128)>) -> Self {
-        let listed = BTreeSet::new();
-        Self { times, listed }
+    fn at(mut times: Vec<(i128, i128)>) -> Self {
+        times.sort_unstable();
+        let mut separate: Vec<(i128, i128)> = Vec::new();
+        for (began, ended) in times {
+            let began = began - BEHIND;
+            match separate.last_mut().filter(|last| began <= last.1) {
+                Some(last) => last.1 = last.1.max(ended),
+                None => separate.push((began, ended)),
+            }
+        }
+        Self {
+            times: separate,
+            listed: BTreeSet::new(),
+        }
     }
 
     /// Returns edits that every file matches.
@@ -264,8 +279,9 @@ impl Edits {
 
     fn is_edited(&self, found: &Metadata) -> bool {
         let changed = changed_at(found);
-        let mut times = self.times.iter();
-        times.any(|(began, end)| (began - BEHIND..=*end).contains(&changed))
+        let begun = self.times.partition_point(|(began, _)| *began <= changed);
+        let last = begun.checked_sub(1).map(|at| self.times[at]);
+        last.is_some_and(|(_, ended)| changed <= ended)
     }
 }
 
@@ -274,21 +290,22 @@ pub(super) fn changed_at(found: &Metadata) -> i128 {
     i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec())
 }
 
-/// Returns the beginning and the end of each command.
+/// Returns the beginning and the end of each command. Those without an end come last.
 fn times(commands: &str) -> Vec<(i128, i128)> {
-    let mut times = Vec::new();
+    let (mut times, mut running) = (Vec::new(), BTreeSet::new());
     for line in commands.lines() {
         let mut numbers = line.split(' ').map_while(|number| number.parse().ok());
         let Some(began) = numbers.next() else {
             continue;
         };
         if let Some(end) = numbers.next() {
-            times.retain(|known| *known != (began, i128::MAX));
+            running.remove(&began);
             times.push((began, end));
         } else {
-            times.push((began, i128::MAX));
+            running.insert(began);
         }
     }
+    times.extend(running.into_iter().map(|began| (began, i128::MAX)));
     times
 }
 
@@ -300,7 +317,42 @@ mod tests {
     fn a_command_ends_once_and_one_that_was_killed_never() {
         assert_eq!(times(""), []);
         assert_eq!(times("5\n5 7\n"), [(5, 7)]);
-        assert_eq!(times("5\n6\n6 9\nx\n"), [(5, i128::MAX), (6, 9)]);
+        assert_eq!(times("5\n6\n6 9\nx\n"), [(6, 9), (5, i128::MAX)]);
+    }
+
+    /// A script may call `exec` thousands of times a day, and an env lives for years.
+    #[test]
+    fn many_commands_slow_no_command_down() {
+        const SECOND: i128 = 1_000_000_000;
+        let times_of = |at: i128| (10 * at * SECOND, (10 * at + 5) * SECOND);
+        let lines = (1..=100_000).map(times_of);
+        let lines = lines.map(|(began, ended)| format!("{began}\n{began} {ended}\n"));
+        let commands: String = lines.collect();
+        let begun = std::time::Instant::now();
+        let edits = Edits::at(times(&commands));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("now");
+        fs::write(&path, "").unwrap();
+        let found = fs::metadata(&path).unwrap();
+        for _ in 0..20_000 {
+            assert!(!edits.is_edited(&found));
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+        let now = changed_at(&found);
+        for (times, edited) in [
+            (vec![(now - 9, now - 8), (now - 5, now)], true),
+            (vec![(now - 9, now + 9), (now - 8, now - 7)], true),
+            (vec![(now + BEHIND, now + SECOND)], true),
+            (vec![(now + BEHIND + 1, now + SECOND)], false),
+            (vec![(now - 9, now - 1)], false),
+            (vec![], false),
+        ] {
+            assert_eq!(
+                Edits::at(times.clone()).is_edited(&found),
+                edited,
+                "{times:?}"
+            );
+        }
     }
 
     #[test]
