@@ -344,7 +344,7 @@ impl Store {
             if let Some(stays) = stays_locked(&locked, blob) {
                 return Ok(stays);
             }
-            self.discard(&self.root.join("blobs/sha256").join(blob))?;
+            self.discard(&self.blob(blob))?;
             Ok(Removal::Gone)
         };
         let removals = items.iter().map(|what| Removal::of(remove(what)));

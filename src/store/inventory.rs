@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use jiff::Timestamp;
@@ -13,9 +13,9 @@ use super::check::{self, Read, is_busy, names};
 use super::unreadable::Users;
 use super::{Store, lock, source};
 use crate::engine::hold::ContainerRecord;
-use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
+use crate::plan::gc::{Base, CachedFile, Env, FINGERPRINTS, Frozen, Inventory};
 use crate::plan::ids::EnvName;
-use crate::sys::checksum::is_sha256;
+use crate::sys::checksum::{Checksum, is_sha256};
 use crate::sys::error::Result;
 use crate::sys::host::free_space;
 use crate::sys::shell::quoted_path;
@@ -268,12 +268,16 @@ impl Store {
         if is_busy(&self.blobs_lock()) {
             return Ok(());
         }
-        let directory = self.root.join("blobs/sha256");
-        for name in names(&directory)?
-            .into_iter()
-            .filter(|name| is_download(name))
-        {
-            let Ok(data) = fs::symlink_metadata(directory.join(&name)) else {
+        let blobs = self.root.join("blobs");
+        let mut found = names(&blobs.join("sha256"))?;
+        found.retain(|name| is_download(name));
+        for below in ["sha512/", FINGERPRINTS] {
+            let others = names(&blobs.join(below))?.into_iter();
+            let others = others.map(|name| format!("{below}{name}"));
+            found.extend(others.filter(|path| is_partial_sha512(path) || is_fingerprint(path)));
+        }
+        for name in found {
+            let Ok(data) = fs::symlink_metadata(self.blob(&name)) else {
                 continue;
             };
             let used = Timestamp::from_second(data.atime().max(data.mtime()));
@@ -286,6 +290,15 @@ impl Store {
             );
         }
         Ok(())
+    }
+
+    /// Returns the path of a download, or of another file below `blobs`.
+    pub(super) fn blob(&self, name: &str) -> PathBuf {
+        let blobs = self.root.join("blobs");
+        match name.contains('/') {
+            true => blobs.join(name),
+            false => blobs.join("sha256").join(name),
+        }
     }
 
     /// Returns whether a command holds an env, or runs in it.
@@ -314,6 +327,19 @@ fn is_download(name: &str) -> bool {
     let random = random.map(|random| random.trim_start_matches('-').as_bytes());
     is_sha256(partial.unwrap_or(name))
         || random.is_some_and(|name| name.len() == 6 && name.iter().all(u8::is_ascii_alphanumeric))
+}
+
+/// Returns whether this is a partial download of a file with a SHA-512. A complete one is in `sha256`.
+fn is_partial_sha512(path: &str) -> bool {
+    let digits = path.strip_prefix("sha512/.");
+    let digits = digits.and_then(|name| name.strip_suffix(".partial"));
+    digits.is_some_and(|digits| Checksum::new("SHA512", digits).is_some())
+}
+
+/// Returns whether this is the cached fingerprint of a source.
+fn is_fingerprint(path: &str) -> bool {
+    let name = path.strip_prefix(FINGERPRINTS);
+    name.is_some_and(|name| name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 pub(super) fn allocated(path: &Path) -> u64 {

@@ -58,6 +58,7 @@ pub use env::LockedEnv;
 pub(crate) use layer::Layer;
 pub use lock::Lock;
 
+use crate::plan::gc::FINGERPRINTS;
 use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
 use crate::sys::atomic::{self, random_id};
@@ -237,7 +238,8 @@ impl Store {
     pub fn known_fingerprint(&self, source: &Path) -> PathBuf {
         let digest = Sha256::digest(source.as_os_str().as_encoded_bytes());
         self.root
-            .join("blobs/fingerprints")
+            .join("blobs")
+            .join(FINGERPRINTS)
             .join(&hex::encode(digest)[..32])
     }
 

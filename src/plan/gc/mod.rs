@@ -26,6 +26,9 @@ use policy::Limits;
 use roots::{Roots, Why};
 use units::short;
 
+/// The directory below `blobs` of the fingerprints of sources, which every new place of a source adds to.
+pub(crate) const FINGERPRINTS: &str = "fingerprints/";
+
 /// A younger image is kept: the command that built it may not have recorded an env on it yet.
 const FRESH: Duration = Duration::from_secs(3600);
 
@@ -163,7 +166,7 @@ pub enum GcTarget {
         image: ImageKey,
     },
     Download {
-        /// Its name below `blobs/sha256`.
+        /// Its name below `blobs/sha256`, or the path of another file below `blobs`.
         blob: String,
     },
     /// A file that no command will ever use.

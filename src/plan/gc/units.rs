@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::roots::Roots;
-use super::{Env, GcTarget, Inventory};
+use super::{Env, FINGERPRINTS, GcTarget, Inventory};
 use crate::plan::ids::{EnvName, ImageKey, LayerId, StepKey};
 use crate::plan::step_log;
 
@@ -107,7 +107,10 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
             continue;
         }
         let what = GcTarget::Download { blob: name.clone() };
-        let name = format!("download {}", short(name));
+        let name = match name.strip_prefix(FINGERPRINTS) {
+            Some(name) => format!("fingerprint {}", short(name)),
+            None => format!("download {}", short(name)),
+        };
         units.push(Unit::new(what, name, blob.bytes, blob.used));
     }
     units

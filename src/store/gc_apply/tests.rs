@@ -1,6 +1,7 @@
 //! Tests of applying decisions of `gc`.
 
 use super::*;
+use crate::store::inventory::InventoryOptions;
 
 /// A question to the user may stand between the decision and this.
 #[test]
@@ -39,6 +40,33 @@ fn what_a_lock_file_names_since_the_decision_stays() {
     fs::remove_file(locks.join("p.json")).unwrap();
     let removals = store.gc_apply(&targets, 0);
     assert_eq!(removals, [Removal::Gone, Removal::Gone, Removal::Gone]);
+}
+
+/// A source at a new place, such as the checkout of a CI job, adds a fingerprint.
+#[test]
+fn fingerprints_and_partial_downloads_go_and_nothing_else_beside_them() {
+    let (_directory, store) = Store::scratch();
+    let blobs = store.root().join("blobs");
+    let digits = "5".repeat(128);
+    let [download, link, notes, more] =
+        ["sha256/", "sha512/", "sha512/notes", "fingerprints/notes"].map(|name| blobs.join(name));
+    let (download, link) = (download.join(&digits[..64]), link.join(&digits));
+    let fingerprint = store.known_fingerprint(Path::new("/src"));
+    let partial = link.with_file_name(format!(".{digits}.partial"));
+    let goes = [&download, &partial, &fingerprint];
+    for path in goes.into_iter().chain([&notes, &more]) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "x").unwrap();
+    }
+    fs::os::unix::fs::symlink("../sha256/other", &link).unwrap();
+    let options = InventoryOptions::default();
+    let found = store.gc_inventory(&options, 0).unwrap().blobs;
+    let targets = found.into_keys().map(|blob| GcTarget::Download { blob });
+    let targets: Vec<GcTarget> = targets.collect();
+    let removals = store.gc_apply(&targets.iter().collect::<Vec<_>>(), 0);
+    assert_eq!(removals, [Removal::Gone, Removal::Gone, Removal::Gone]);
+    assert!(goes.iter().all(|path| !path.exists()));
+    assert!(notes.exists() && more.exists() && link.is_symlink());
 }
 
 const TIMES: &str = r#""created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z""#;
