@@ -14,7 +14,7 @@ use clap::Args;
 pub(crate) use on::{on, sent_file};
 pub(crate) use remote_exec::{remote_exec, watch};
 use ssh::Machine;
-pub(crate) use transfer::receive;
+pub(crate) use transfer::{LATEST, receive};
 
 #[derive(Debug, Args)]
 pub struct RemoteRequest {

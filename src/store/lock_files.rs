@@ -132,8 +132,8 @@ impl Store {
         Ok(differences)
     }
 
-    pub fn remember_lock(&self, file: &Path, lock: &Lockfile) -> Result<()> {
-        let file = fs::canonicalize(file)?;
+    /// Keeps what the lock file names from now on. `file` is its absolute path.
+    pub fn remember_lock(&self, file: PathBuf, lock: &Lockfile) -> Result<()> {
         let known = Known {
             names: names(lock),
             top: file.parent().and_then(top_of),

@@ -95,7 +95,7 @@ pub(crate) fn lock(
     if changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
         lockfile::write(&path, &lock, old.as_ref())?;
     }
-    store.remember_lock(&path, &lock)?;
+    store.remember_lock(locked::lasting_path(&path)?, &lock)?;
     Ok(WrittenLock {
         path,
         lock,

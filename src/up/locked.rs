@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::request::UpRequest;
@@ -14,6 +15,7 @@ use crate::plan::resolve::{
 };
 use crate::profile::Profile;
 use crate::profile::hook::Patch;
+use crate::remote::{self, LATEST};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::store::Store;
@@ -52,6 +54,14 @@ impl Locked {
     pub(crate) fn commit(&self, volume: &str) -> Option<&str> {
         self.lock.source.get(volume)?.commit.as_deref()
     }
+}
+
+/// Returns the absolute path by which the store knows a lock file. Each version of a file that another machine sends is
+/// in a directory of its own, which stays, so only a path to the last version does not keep the data of all of them.
+pub(crate) fn lasting_path(file: &Path) -> Result<PathBuf> {
+    let file = fs::canonicalize(file)?;
+    let last = remote::sent_file(&file).map(|(place, below)| place.join(LATEST).join(below));
+    Ok(last.filter(|last| last.exists()).unwrap_or(file))
 }
 
 /// Returns the path of the request's lock file, regardless of `--name`.
@@ -397,6 +407,27 @@ fn add_patches(files: &mut BTreeMap<String, Fetched>, hook: &str, patches: &[Pat
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_last_version_of_a_sent_lock_file_is_known() {
+        let home = tempfile::tempdir().unwrap();
+        let home = fs::canonicalize(home.path()).unwrap();
+        let place = home.join(".cache/rockenv/on/1234");
+        let latest = place.join(LATEST);
+        for version in ["one", "two"] {
+            let file = place.join(version).join("d/p.lock");
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(&file, version).unwrap();
+            // Not of a command of `on`.
+            assert_eq!(lasting_path(&file).unwrap(), file);
+            fs::os::unix::fs::symlink(version, &latest).unwrap();
+            assert_eq!(lasting_path(&file).unwrap(), latest.join("d/p.lock"));
+            fs::remove_file(&latest).unwrap();
+        }
+        let own = home.join("p.lock");
+        fs::write(&own, "").unwrap();
+        assert_eq!(lasting_path(&own).unwrap(), own);
+    }
 
     #[test]
     fn patches_whose_addresses_end_alike_have_names_of_their_own() {

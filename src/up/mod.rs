@@ -176,7 +176,7 @@ fn check_inputs(
     }
     locked::check_files(selection, store)?;
     if let Some(locked) = &selection.locked {
-        store.remember_lock(&locked.path, &locked.lock)?;
+        store.remember_lock(locked::lasting_path(&locked.path)?, &locked.lock)?;
     }
     Ok(())
 }
