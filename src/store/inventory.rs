@@ -83,6 +83,14 @@ impl Store {
             let why = "left by an interrupted image build".to_owned();
             inventory.strays.insert(path, (why, bytes));
         }
+        for (path, _) in found.partial_sources.iter().filter(|(_, busy)| !busy) {
+            let bytes = size::bytes(allocated(path));
+            inventory.notes.push(format!(
+                "`{}` ({bytes}) is an interrupted clone and is kept; to remove it: rm -r {}",
+                path.display(),
+                quoted_path(path)
+            ));
+        }
         // A running command may be creating one.
         if !busy {
             self.note_lost_volumes(&mut inventory, &found.volumes, damaged);

@@ -240,6 +240,8 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     // A clone of a revision that the profile had before.
     let clone = home.join("sources/old-0123456789ab");
     fs::create_dir_all(clone.join(".git")).unwrap();
+    let partial = home.join("sources/new-0123456789ab.part");
+    fs::create_dir(&partial).unwrap();
     let download = home.join("blobs/sha256").join("feed".repeat(16));
     fs::write(&download, vec![1; 64 << 20]).unwrap();
     fs::write(home.join("blobs/sha256/notes"), "mine").unwrap();
@@ -250,7 +252,9 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     assert!(done["notes"].to_string().contains(&told), "{done:#}");
     let told = format!("if it holds no work of yours: rm -r {}", clone.display());
     assert!(done["notes"].to_string().contains(&told), "{done:#}");
-    assert!(volume.join("deep").exists() && clone.exists());
+    let told = format!("is kept; to remove it: rm -r {}", partial.display());
+    assert!(done["notes"].to_string().contains(&told), "{done:#}");
+    assert!(volume.join("deep").exists() && clone.exists() && partial.exists());
     for path in ["mine", "sources/mine", "caches/link"] {
         assert!(home.join(path).exists(), "{path}");
     }
