@@ -128,23 +128,27 @@ fn take(place: &Path, mut from: impl BufRead, mut to: impl Write) -> Result<()> 
 /// stays as it is and is not reused.
 fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
     let digest = short(&encode(manifest)?);
-    let mut received = Received {
-        directory: digest.clone(),
-        changed: None,
-    };
-    for number in 2.. {
-        let there = place.join(&received.directory);
-        if fs::symlink_metadata(&there).is_err() {
-            return Ok((received, false));
-        }
-        let Some(changed) = first_difference(&Tree::open(&there)?, manifest)? else {
-            received.changed = None;
-            return Ok((received, true));
-        };
-        received.changed = Some((received.directory, changed));
-        received.directory = format!("{digest}-{number}");
+    let (mut last, mut directory) = (None, digest.clone());
+    let mut number = 1;
+    while fs::symlink_metadata(place.join(&directory)).is_ok() {
+        number += 1;
+        last = Some(std::mem::replace(
+            &mut directory,
+            format!("{digest}-{number}"),
+        ));
     }
-    Err(unexpected!("there is no free name"))
+    let mut changed = None;
+    // Each earlier one was changed before the next one was made. A comparison reads all files.
+    if let Some(last) = last {
+        match first_difference(&Tree::open(&place.join(&last))?, manifest)? {
+            Some(path) => changed = Some((last, path)),
+            None => {
+                let directory = last;
+                return Ok((Received { directory, changed }, true));
+            }
+        }
+    }
+    Ok((Received { directory, changed }, false))
 }
 
 fn first_difference(tree: &Tree, manifest: &Manifest) -> Result<Option<PathBuf>> {
@@ -367,6 +371,9 @@ mod tests {
             (third.directory, third.changed),
             (second.directory.clone(), None)
         );
+        // Only the last one is compared: each run of a step that changes its source makes another.
+        machines.put(&theirs, "sent");
+        assert_eq!(machines.send(&["file"]).1.directory, second.directory);
         // A link in place of a sent file is not followed.
         let outside = machines.0.path().join("outside");
         fs::write(&outside, "outside").unwrap();
