@@ -9,7 +9,7 @@ use fs_err as fs;
 use crate::execute::log::{Reader, text_of};
 use crate::plan::ids::EnvName;
 use crate::plan::record::Outcome;
-use crate::plan::step_log::StepLog;
+use crate::plan::step_log::{StepLog, run_name};
 use crate::store::{Store, check_name};
 use crate::sys::error::{Error, Result, if_exists};
 use crate::sys::suggest;
@@ -47,7 +47,7 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let (name, step) = chosen(&store, args)?;
     let (name, step) = (&name, step.as_deref());
     let path_of = |log: &StepLog| store.env_dir(name).join(log.to_string());
-    let newest = all(&store, name, step)?.pop_last();
+    let newest = all(&store, name, step, "")?.pop_last();
     let mut shown = newest.ok_or_else(|| none(&store, name, step))?;
     let mut log = Reader::open(&path_of(&shown))?;
     let mut is_silent = true;
@@ -55,7 +55,7 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
         // The order matters: after these two queries, a read sees everything written before the end.
         let running = args.follow && is_awaited(&store, name, step, &shown)?;
         let next = match args.follow {
-            true => all(&store, name, step)?
+            true => all(&store, name, step, &shown.run)?
                 .into_iter()
                 .find(|other| *other > shown),
             false => None,
@@ -98,7 +98,7 @@ fn is_awaited(store: &Store, env: &EnvName, step: Option<&str>, shown: &StepLog)
     let Some(step) = step else {
         return Ok(true);
     };
-    let mut logs = all(store, env, None)?.into_iter();
+    let mut logs = all(store, env, None, &run_name(up.since))?.into_iter();
     if logs.any(|log| log.is_since(up.since) && log.place() > shown.place()) {
         return Ok(false);
     }
@@ -138,8 +138,14 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
     Ok((name, args.step.clone()))
 }
 
-/// Returns the logs in the order of their start, limited to the step `wanted`.
-pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<BTreeSet<StepLog>> {
+/// Returns the logs in the order of their start, limited to the step `wanted` and to runs from `since` on. There may be
+/// thousands of earlier runs, and `--follow` looks ten times a second.
+pub(super) fn all(
+    store: &Store,
+    env: &EnvName,
+    wanted: Option<&str>,
+    since: &str,
+) -> Result<BTreeSet<StepLog>> {
     let mut found = BTreeSet::new();
     let Some(runs) = if_exists(fs::read_dir(store.env_dir(env).join("logs")))? else {
         return Ok(found);
@@ -147,6 +153,9 @@ pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<
     for run in runs {
         let run = run?;
         let name = run.file_name();
+        if *name < *since {
+            continue;
+        }
         // `gc` may have removed it since.
         for entry in if_exists(fs::read_dir(run.path()))?.into_iter().flatten() {
             let file = entry?.file_name();
@@ -172,4 +181,33 @@ fn none(store: &Store, env: &EnvName, step: Option<&str>) -> Error {
         None => status,
     };
     not_found!("env `{env}` has no log of {what}").help(help)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn earlier_runs_are_not_read() {
+        let (_directory, store) = Store::scratch();
+        let env = EnvName::from("a");
+        let logs = store.env_dir(&env).join("logs");
+        let runs = [
+            "20260102T030405.678Z",
+            "20260102T030406.000Z",
+            "20270101T000000.000Z",
+        ];
+        for run in &runs[1..] {
+            fs::create_dir_all(logs.join(run)).unwrap();
+            fs::write(logs.join(run).join("01-s.log"), "").unwrap();
+        }
+        // Reading a link to itself fails.
+        let earlier = logs.join(runs[0]);
+        fs::os::unix::fs::symlink(&earlier, &earlier).unwrap();
+        assert!(all(&store, &env, None, "").is_err());
+        for (since, count) in [(runs[1], 2), (runs[2], 1)] {
+            let found = all(&store, &env, Some("s"), since).unwrap();
+            assert_eq!(found.len(), count, "{since}");
+        }
+    }
 }

@@ -14,7 +14,7 @@ use crate::plan::ids::EnvName;
 use crate::plan::image::Image;
 use crate::plan::record::{INTERRUPTED, Outcome, Record};
 use crate::plan::samples::{self, Sample};
-use crate::plan::step_log::StepLog;
+use crate::plan::step_log::{StepLog, run_name};
 use crate::store::{Store, lock};
 use crate::sys::error::{Kind, Result};
 use crate::ui::table::Table;
@@ -192,7 +192,9 @@ enum Now {
 
 /// Returns what the `up` that has held the env since `since` is doing. Logs of earlier runs are ignored.
 fn now(store: &Store, env: &EnvName, record: &Record, since: Timestamp) -> Option<Now> {
-    let newest = logs::all(store, env, None).ok()?.pop_last();
+    let newest = logs::all(store, env, None, &run_name(since))
+        .ok()?
+        .pop_last();
     let is_running = |log: &StepLog| {
         let step = record.steps.iter().find(|step| *step.name == *log.step);
         log.is_since(since) && step.is_none_or(|step| step.outcome == Outcome::Pending)
