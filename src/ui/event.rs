@@ -93,7 +93,7 @@ pub(crate) enum Event {
     Note { message: String },
     /// Something the user should know that stops nothing.
     Warning { message: String },
-    /// The run ended.
+    /// The run ended: the last event. If it failed, the message is empty, and the error is on stderr.
     Finished { outcome: Outcome, message: String },
 }
 

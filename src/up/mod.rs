@@ -44,11 +44,13 @@ use crate::plan::ids::EnvName;
 use crate::plan::record::Record;
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, Plan, StepOptions};
+use crate::store::ephemeral::OwnerLock;
 use crate::store::results::BlockedResult;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::name::StepName;
 use crate::sys::signals::Signals;
+use crate::ui::Format;
 use crate::ui::event::Outcome;
 use crate::ui::metrics::{Row, Rows};
 use crate::up::context::Context;
@@ -73,24 +75,21 @@ pub(crate) fn up(
     args: &UpOptions,
     summarise: &dyn Fn(&Store, &EnvName),
 ) -> Result<u8> {
-    let selection = args.plan.select(cx, "up")?;
-    check_rights(cx, args, &selection)?;
-    let store = cx.store()?;
-    let slurm_job = cx.config.host_variable("SLURM_JOB_ID");
-    let metrics = args.metrics.as_deref();
-    let metrics = metrics
-        .map(|path| Rows::open(path, slurm_job))
-        .transpose()?;
-    check_inputs(cx, args, &selection, &store)?;
-    let signals = Signals::take()?;
+    let begun = begin(cx, args).inspect_err(|error| {
+        // Readers of the events wait for the last one.
+        if args.progress == Format::Json {
+            let outcome = match error.kind() {
+                Kind::Signal(_) => Outcome::Interrupted,
+                _ => Outcome::Failed,
+            };
+            cx.ui.reporter(Format::Json).finish(outcome, "");
+        }
+    });
+    let (selection, store, signals, metrics, claim) = begun?;
     let reporter = cx.ui.reporter(args.progress).with_metrics(metrics);
     selection.notes.iter().for_each(|note| reporter.warn(note));
     let task = Task::new(cx, &signals, &reporter);
     let name = &selection.name;
-    let claim = args
-        .ephemeral
-        .then(|| store.create_ephemeral(name, "up --ephemeral"));
-    let claim = claim.transpose()?;
     let mut outcome = build(task, args, &store, &selection);
     let has_begun = outcome.is_ok();
     if let Ok(finished) = &outcome {
@@ -145,6 +144,27 @@ pub(crate) fn up(
         }
     }
     Ok(code)
+}
+
+type Begun = (Selection, Store, Signals, Option<Rows>, Option<OwnerLock>);
+
+/// Refuses requests that cannot work; opens the store and the file of metrics, and claims an ephemeral env.
+fn begin(cx: &Context, args: &UpOptions) -> Result<Begun> {
+    let selection = args.plan.select(cx, "up")?;
+    check_rights(cx, args, &selection)?;
+    let store = cx.store()?;
+    let slurm_job = cx.config.host_variable("SLURM_JOB_ID");
+    let metrics = args.metrics.as_deref();
+    let metrics = metrics.map(|path| Rows::open(path, slurm_job));
+    let metrics = metrics.transpose()?;
+    check_inputs(cx, args, &selection, &store)?;
+    let signals = Signals::take()?;
+    let name = &selection.name;
+    let claim = args
+        .ephemeral
+        .then(|| store.create_ephemeral(name, "up --ephemeral"));
+    let claim = claim.transpose()?;
+    Ok((selection, store, signals, metrics, claim))
 }
 
 /// Refuses a request that this user, this machine or the configuration cannot serve.

@@ -112,6 +112,10 @@ fn github_folds_steps_and_obeys_nobody_else() {
     // A failure before the first step is reported too.
     let ran = job(&store, &github, &["up", "no-such-profile"]).exits(7);
     assert_eq!(names(&heard(&ran.err)), ["error"]);
+    let up = ["up", "no-such-profile", "--progress", "json"];
+    let event = store.rockenv(&up).exits(7).json();
+    assert_eq!(event["event"], "finished");
+    assert_eq!(event["outcome"], "failed");
 }
 
 #[test]
