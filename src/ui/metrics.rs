@@ -19,7 +19,8 @@ use crate::ui::event::{Cost, Outcome};
 /// Version of the rows: a new field keeps it, any other change raises it.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// One step of one `up`; a step that ran out of memory and was retried has two. Bytes and milliseconds are integers.
+/// One step of one `up`; a step that ran out of memory and was retried has two, and one that was interrupted none. Bytes
+/// and milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Row {
     /// Version of the rows.
@@ -32,6 +33,7 @@ pub(crate) struct Row {
     pub target: String,
     pub engine: String,
     pub step: StepName,
+    /// Empty if the step has none.
     pub key: String,
     /// `hit`: its snapshot existed.
     pub outcome: Outcome,
@@ -57,7 +59,7 @@ pub(crate) struct Rows {
     path: PathBuf,
     file: fs::File,
     slurm_job: Option<String>,
-    /// Steps that have a row. The next plan of the same command reports a step that has just run as a hit.
+    /// Steps that have a row. Each further plan of the same command reports all of them again.
     written: Mutex<BTreeSet<StepName>>,
 }
 
@@ -78,10 +80,11 @@ impl Rows {
         })
     }
 
-    /// Adds a row. A hit gets a row only if the step has none yet.
+    /// Adds a row. A step that does not run gets one only if it has none yet.
     pub(crate) fn add(&self, mut row: Row) -> Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        if !written.insert(row.step.clone()) && row.outcome == Outcome::Hit {
+        let did_not_run = matches!(row.outcome, Outcome::Hit | Outcome::Skipped);
+        if !written.insert(row.step.clone()) && did_not_run {
             return Ok(());
         }
         row.slurm_job.clone_from(&self.slurm_job);
@@ -118,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hit_is_told_once_and_not_after_the_run_that_made_it() {
+    fn a_step_that_does_not_run_has_one_row_and_none_after_the_run_that_made_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rows");
         for _ in 0..2 {
@@ -136,6 +139,8 @@ mod tests {
             rows.add(ran.clone()).unwrap();
             rows.add(row("a", Outcome::Hit)).unwrap();
             rows.add(row("b", Outcome::Hit)).unwrap();
+            rows.add(row("gpu", Outcome::Skipped)).unwrap();
+            rows.add(row("gpu", Outcome::Skipped)).unwrap();
             // The disk is full in the middle of a row.
             (&rows.file).write_all(b"{\"schema\"").unwrap();
         }
@@ -146,7 +151,7 @@ mod tests {
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
         let steps: Vec<&str> = rows.iter().map(|row| row.step.as_str()).collect();
-        assert_eq!(steps, ["a", "b", "b", "a", "b", "b"]);
+        assert_eq!(steps, ["a", "b", "b", "gpu", "a", "b", "b", "gpu"]);
         assert_eq!((rows[1].cost.wall_ms, rows[1].jobs), (3, Some(4)));
         assert!(rows.iter().all(|row| row.slurm_job.as_deref() == Some("7")));
         let missing = directory.path().join("none/rows");

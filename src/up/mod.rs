@@ -435,7 +435,9 @@ fn nothing_to_do(
     for step in &plan.steps {
         let outcome = match step.action {
             Action::Hit => Outcome::Hit,
-            Action::Pull | Action::Run | Action::Skip | Action::Later => Outcome::Skipped,
+            Action::Skip => Outcome::Skipped,
+            // As in an `up` that runs steps.
+            Action::Pull | Action::Run | Action::Later => continue,
         };
         let row = || Row::of(spec, &step.name, step.key.as_ref(), outcome);
         run.with.task.reporter.measured(row);

@@ -267,6 +267,10 @@ run = 'false'
     store.profile(&steps.replace("'false'", "'true'"));
     store.rockenv(&up).ok();
     store.rockenv(&up).ok();
+    // Steps after the last one have no row, whether the env goes back to an earlier step or is there.
+    let until = [&up[..], &["--until", "cached"]].concat();
+    store.rockenv(&until).ok();
+    store.rockenv(&until).ok();
     let text = fs::read_to_string(&file).unwrap();
     let rows: Vec<Value> = text
         .lines()
@@ -281,7 +285,8 @@ run = 'false'
         ["one hit", "cached hit", "gpu skipped", "bad done"],
         ["one hit", "cached hit", "gpu skipped", "bad hit"],
     ];
-    assert_eq!(told, runs.concat());
+    let until = ["one hit", "cached hit"];
+    assert_eq!(told, [&runs.concat()[..], &until, &until].concat());
     assert!(rows[0]["disk_delta"].as_i64().unwrap() >= 2 << 20, "{text}");
     assert_eq!(
         (&rows[0]["jobs"], &rows[0]["env"]),
