@@ -13,6 +13,7 @@ use crate::execute::samples_beside;
 use crate::plan::ids::EnvName;
 use crate::plan::image::Image;
 use crate::plan::record::{INTERRUPTED, Outcome, Record};
+use crate::plan::resolve::Engine;
 use crate::plan::samples::{self, Sample};
 use crate::plan::step_log::{StepLog, run_name};
 use crate::store::{Store, lock};
@@ -231,6 +232,11 @@ fn steps(record: &Record, now: Option<&Now>) -> Table {
         "written",
         "disk",
     ]);
+    // A service does not report blocks.
+    let blocks = |bytes| match record.engine == Engine::Nspawn.name() {
+        true => size::bytes(bytes),
+        false => String::new(),
+    };
     for step in &record.steps {
         let state = match now {
             Some(Now::Running(running, _)) if *running == *step.name => "running",
@@ -245,8 +251,8 @@ fn steps(record: &Record, now: Option<&Now>) -> Table {
                 size::duration(Duration::from_micros(cost.usage.cpu_us)),
                 cost.usage.memory().map(size::bytes).unwrap_or_default(),
                 cost.usage.memory_peak.map(size::bytes).unwrap_or_default(),
-                size::bytes(cost.usage.read_bytes),
-                size::bytes(cost.usage.written_bytes),
+                blocks(cost.usage.read_bytes),
+                blocks(cost.usage.written_bytes),
                 size::delta(cost.disk_delta),
             ]);
         }

@@ -45,7 +45,7 @@ pub(crate) use view::{APART, ByHand, count_manual_edits, file_in_source};
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::Lockfile;
-use crate::plan::record::{Cost, Origin, Outcome, Snapshot, StepRecord};
+use crate::plan::record::{Origin, Outcome, Snapshot, StepRecord};
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan, PlanStep, Volumes, step_log};
 use crate::profile::CopyFiles;
@@ -194,7 +194,7 @@ impl Execution<'_, '_> {
                 Action::Pull | Action::Later => continue,
                 Action::Skip => {
                     self.did_not_run(planned, event::Outcome::Skipped);
-                    finished(event::Outcome::Skipped, Cost::default().into());
+                    finished(event::Outcome::Skipped, event::Cost::default());
                     continue;
                 }
                 Action::Run => {}
@@ -221,7 +221,7 @@ impl Execution<'_, '_> {
             let has_begun = last.is_some() || ended.is_ok();
             match ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)) {
                 StepEnd::Frozen(layer) => {
-                    finished(event::Outcome::Done, self.cost_of(&step.name).into());
+                    finished(event::Outcome::Done, self.cost_of(&step.name));
                     durable.add(layer);
                     last = Some(&planned.name);
                 }
@@ -232,7 +232,7 @@ impl Execution<'_, '_> {
                             wall_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
                             ..event::Cost::default()
                         },
-                        _ => self.cost_of(&step.name).into(),
+                        _ => self.cost_of(&step.name),
                     };
                     let outcome = match ended {
                         Ended::Interrupted(_) => event::Outcome::Interrupted,
@@ -252,11 +252,12 @@ impl Execution<'_, '_> {
             .measured(|| Row::of(self.spec, &step.name, step.key.as_ref(), outcome));
     }
 
-    fn cost_of(&self, name: &str) -> Cost {
+    fn cost_of(&self, name: &str) -> event::Cost {
         let steps = self.env.record().into_iter();
         let mut steps = steps.flat_map(|record| &record.steps);
         let step = steps.find(|step| step.name == name);
-        step.and_then(|step| step.cost).unwrap_or_default()
+        let cost = step.and_then(|step| step.cost).unwrap_or_default();
+        event::Cost::of(cost, self.spec.engine)
     }
 
     fn keep_changes(&mut self) -> Result<()> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::Ending;
 use crate::plan::ids::PathBelow;
 use crate::plan::record::{Cost, Outcome, StepRecord};
-use crate::plan::resolve::Step;
+use crate::plan::resolve::{Engine, Step};
 use crate::store::history::History;
 use crate::sys::error::{Error, Kind};
 use crate::sys::name::StepName;
@@ -174,15 +174,19 @@ impl Ran {
     }
 }
 
-impl From<Cost> for event::Cost {
-    fn from(cost: Cost) -> Self {
+impl event::Cost {
+    /// Returns a step's cost without the values that were not counted, which are 0 in the record.
+    pub(super) fn of(cost: Cost, engine: Engine) -> Self {
+        let usage = cost.usage;
+        // A service does not report blocks.
+        let blocks = |bytes| (engine == Engine::Nspawn).then_some(bytes);
         Self {
             wall_ms: cost.wall_ms,
-            cpu_ms: Some(cost.usage.cpu_us / 1000),
-            peak_memory: cost.usage.memory(),
-            peak_memory_with_cache: cost.usage.memory_peak,
-            read_bytes: Some(cost.usage.read_bytes),
-            written_bytes: Some(cost.usage.written_bytes),
+            cpu_ms: (usage.cpu_us > 0).then_some(usage.cpu_us / 1000),
+            peak_memory: usage.memory(),
+            peak_memory_with_cache: usage.memory_peak,
+            read_bytes: blocks(usage.read_bytes),
+            written_bytes: blocks(usage.written_bytes),
             disk_delta: Some(cost.disk_delta),
         }
     }
@@ -212,6 +216,25 @@ fn reached(limit: Option<u64>, peak: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::record::Usage;
+
+    #[test]
+    fn a_value_that_was_not_counted_is_absent() {
+        let cost = |engine, cpu_us| {
+            let usage = Usage {
+                cpu_us,
+                ..Usage::default()
+            };
+            let cost = Cost {
+                usage,
+                ..Cost::default()
+            };
+            let shown = event::Cost::of(cost, engine);
+            (shown.cpu_ms, shown.read_bytes, shown.written_bytes)
+        };
+        assert_eq!(cost(Engine::Nspawn, 2000), (Some(2), Some(0), Some(0)));
+        assert_eq!(cost(Engine::Podman, 0), (None, None, None));
+    }
 
     #[test]
     fn a_limit_was_reached_if_the_peak_is_about_as_high() {

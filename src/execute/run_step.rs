@@ -309,7 +309,7 @@ impl Execution<'_, '_> {
             };
             Row {
                 jobs: Some(jobs),
-                cost: ran.cost.into(),
+                cost: event::Cost::of(ran.cost, self.spec.engine),
                 cache_hits: now.map(|now| now.0.saturating_sub(hits)),
                 cache_misses: now.map(|now| now.1.saturating_sub(misses)),
                 ..Row::of(self.spec, &step.name, Some(&step.key), ended)

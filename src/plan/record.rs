@@ -348,16 +348,16 @@ impl Record {
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 pub struct Usage {
-    /// Processor time, in microseconds.
+    /// Processor time, in microseconds; 0 if no control group counts it.
     pub cpu_us: u64,
     /// Peak of memory in bytes, including page cache; `None` if no control group counts it.
     pub memory_peak: Option<u64>,
     /// Peak of memory without page cache, over all samples; `None` if no control group counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_held: Option<u64>,
-    /// Bytes read from block devices.
+    /// Bytes read from block devices; 0 with Docker and Podman, which do not report them.
     pub read_bytes: u64,
-    /// Bytes written towards block devices.
+    /// Bytes written towards block devices; 0 with Docker and Podman.
     pub written_bytes: u64,
     /// Processes killed because memory ran out.
     pub oom_kills: u64,
