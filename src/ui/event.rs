@@ -13,7 +13,8 @@ pub(crate) const SCHEMA: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum Event {
-    /// The plan is made and work begins.
+    /// The plan is made and work begins; not if there is nothing to do, and again after a step whose result decides
+    /// later keys.
     RunStarted {
         env: String,
         plan: Vec<Planned>,
@@ -21,7 +22,7 @@ pub(crate) enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         chosen: Option<ChosenEngine>,
     },
-    /// The base image is being built; `done` and `total` if its provider reports them.
+    /// The base image is being built; `done` and `total` in bytes, if its provider reports them.
     Image {
         image: String,
         message: String,
@@ -39,13 +40,14 @@ pub(crate) enum Event {
         /// Other work of the transfer.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         message: String,
+        /// In bytes, as is `total`.
         done: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         total: Option<u64>,
     },
-    /// The transfer is complete.
+    /// The transfer is complete; not after a push.
     TransferFinished { what: String, wall_ms: u64 },
-    /// A step begins; `index` counts from 1. `cached`: its snapshot exists and it will not run.
+    /// A step begins to run; `index` counts from 1. One whose snapshot exists does not: `cached` is always false.
     StepStarted {
         index: u32,
         total: u32,
@@ -81,7 +83,7 @@ pub(crate) enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         memory: Option<u64>,
     },
-    /// A step ended.
+    /// A step ended, or is skipped.
     StepFinished {
         index: u32,
         total: u32,
@@ -112,12 +114,13 @@ pub(crate) struct ChosenEngine {
 pub(crate) struct Planned {
     pub index: u32,
     pub name: StepName,
+    /// Empty if the step has none.
     pub key: String,
     /// Its snapshot exists.
     pub cached: bool,
     /// Why it runs, or need not run.
     pub reason: String,
-    /// Milliseconds that it takes, by its earlier runs.
+    /// Milliseconds that it takes, by its earlier runs; 0 if it is skipped or after `--until`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_ms: Option<u64>,
 }
@@ -146,7 +149,7 @@ pub(crate) enum Outcome {
     Hit,
 }
 
-/// The cost of a step; values that could not be measured are absent.
+/// The cost of a step, in milliseconds and bytes; values that could not be measured are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(crate) struct Cost {
@@ -162,6 +165,7 @@ pub(crate) struct Cost {
     pub read_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
+    /// Growth of the env's tree and build volumes, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_delta: Option<i64>,
 }
