@@ -114,6 +114,13 @@ mod tests {
                 profile::hook::schema(),
                 include_str!("../../docs/reference/hook.md"),
             ),
+            (
+                schemars::schema_for!(config::File).to_value(),
+                concat!(
+                    include_str!("../../docs/reference/configuration.md"),
+                    include_str!("../../docs/reference/store.md"),
+                ),
+            ),
         ] {
             let mut keys = BTreeSet::new();
             collect(&schema, &mut keys);
@@ -123,6 +130,8 @@ mod tests {
                     format!("`{key}`"),
                     format!("`[{key}]`"),
                     format!("`[[{key}]]`"),
+                    format!("\n{key} = "),
+                    format!("\n[gc.{key}."),
                 ];
                 assert!(forms.iter().any(|form| page.contains(form)), "{key}");
             }
