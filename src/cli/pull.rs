@@ -11,7 +11,7 @@ use crate::store::history::Reuse;
 use crate::store::{Store, check_name};
 use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
-use crate::ui::Format;
+use crate::ui::{Format, object};
 use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, Task};
@@ -57,7 +57,9 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
         false => asking.of_env(&cx.existing_store()?, &check_name(&args.what)?)?,
     };
     if cx.json {
-        return cx.ui.json(&pulled);
+        return cx
+            .ui
+            .json(&object! { schema: "rockenv/pull/1", #[serde(flatten)] pulled: &pulled });
     }
     Ok(())
 }

@@ -8,8 +8,8 @@ use crate::plan::ids::EnvName;
 use crate::share::Shareable;
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
-use crate::ui::Format;
 use crate::ui::event::Outcome;
+use crate::ui::{Format, object};
 use crate::up::context::Context;
 use crate::up::task::Task;
 use crate::up::{push, registry};
@@ -60,7 +60,9 @@ pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     };
     reporter.finish(outcome, message);
     if cx.json {
-        return cx.ui.json(&pushed);
+        return cx
+            .ui
+            .json(&object! { schema: "rockenv/push/1", #[serde(flatten)] pushed: &pushed });
     }
     Ok(())
 }

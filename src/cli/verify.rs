@@ -82,8 +82,12 @@ fn say(cx: &Context, reporter: &Reporter, env: &str, steps: &[StepReport]) -> Re
     let same = differing == 0;
     let code = super::code_of(same, Kind::Drift);
     if cx.json {
-        cx.ui
-            .json(&object! { env: env, same: same, steps: steps })?;
+        cx.ui.json(&object! {
+            schema: "rockenv/verify/1",
+            env: env,
+            same: same,
+            steps: steps,
+        })?;
         return Ok(code);
     }
     for step in steps {

@@ -39,7 +39,8 @@ fn a_wanted_snapshot_brings_no_steps_of_others() {
     short.publish();
     let pull = two.run(&two.other, &["pull", name]);
     pull.exits(8).says(&["with an unexpected key: `two`"]);
-    two.run(&two.one, &["push", name]).ok();
+    let pushed = two.run(&two.one, &["push", name, "--json"]).ok().json();
+    assert_eq!(pushed["schema"], "rockenv/push/1");
 }
 
 #[test]

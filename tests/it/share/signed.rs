@@ -488,9 +488,9 @@ fn a_forged_description_is_not_taken_for_the_signed_one() {
     forged.config["rockenv"]["steps"][0]["created"] = "2020-01-01T00:00:00Z".into();
     forged.config["rockenv"]["image"]["distribution"] = "forged".into();
     forged.publish();
-    two.other
-        .rockenv(&["pull", &format!("{repository}:{tag}")])
-        .ok();
+    let reference = format!("{repository}:{tag}");
+    let pull = two.other.rockenv(&["pull", &reference, "--json"]);
+    assert_eq!(pull.ok().json()["schema"], "rockenv/pull/1");
     let description = |of: &str| {
         let place = two.other.home().join(of);
         let place = fs_err::read_dir(place)

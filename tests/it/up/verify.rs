@@ -178,6 +178,7 @@ fn what_comes_out_differently_is_named() {
             (&json["env"], &json["same"]),
             (&store.env().into(), &false.into())
         );
+        assert_eq!(json["schema"], "rockenv/verify/1");
         let step = &json["steps"][0];
         assert_eq!(
             (&step["step"], &step["same"], &step["more"]),
