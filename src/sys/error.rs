@@ -13,13 +13,14 @@ pub enum Kind {
     Unexpected,
     /// The command line was wrong.
     Usage,
-    /// A profile, image recipe or configuration file is invalid, or a newer rockenv wrote the store or file.
+    /// A profile, recipe, hook, archive or configuration file is invalid, or a newer rockenv wrote the store or file.
     Invalid,
-    /// An engine, device or tool is not available, or a container was stopped by another process.
+    /// An engine, device, tool or server is not available, the store cannot be used, rights are missing, or another
+    /// process stopped a container.
     Unavailable,
     /// A step of the profile failed.
     StepFailed,
-    /// Another command holds the env, image or store.
+    /// Another command holds the env, image or store, or files keep changing.
     Busy,
     /// No profile, image or snapshot has that name.
     NotFound,
@@ -27,7 +28,7 @@ pub enum Kind {
     NoEnv,
     /// A layer does not exist: the store is damaged, or another command has just removed the layer.
     NoLayer,
-    /// The current state differs from the locked or recorded one.
+    /// The current state differs from the locked or recorded one, or content from its digest.
     Drift,
     /// The machine does not meet the profile's needs.
     Preflight,
