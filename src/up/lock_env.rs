@@ -1,7 +1,6 @@
 //! Owns locking an env for an `up`: its lock, its lease on layers, and its record.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::resolve::Resolved;
 use super::select::check_engine;
@@ -11,17 +10,17 @@ use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::plan::{Observed, Plan};
-use crate::store::LockedEnv;
+use crate::store::{LockedEnv, lock};
 use crate::sys::atomic::random_id;
 use crate::sys::error::Result;
 
 pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedEnv<'a>> {
-    let wait = Duration::from_secs(5);
-    let env = run.with.store.lock_env(&resolved.spec.name, "up", wait)?;
+    let store = run.with.store;
+    let env = store.lock_env(&resolved.spec.name, "up", lock::WAIT)?;
     env.check_owner()?;
     // Another `up` may have made the env since this one looked.
     let (selection, request) = (resolved.gathered.selection, run.args.plan.request("up"));
-    env_origin::check(run.with.store, selection, &request)?;
+    env_origin::check(store, selection, &request)?;
     if let Some(record) = env.record() {
         check_engine(env.name(), record, selection.choice.engine, &request)?;
     }
