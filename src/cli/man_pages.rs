@@ -77,7 +77,7 @@ fn surroundings() -> String {
     entry(
         &mut extra,
         "./rockenv.toml, ~/.config/rockenv/config.toml, /etc/rockenv/config.toml",
-        "Configuration; the first wins.",
+        "Configuration; the first one that sets a key wins.",
     );
     entry(
         &mut extra,

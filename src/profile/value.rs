@@ -78,7 +78,7 @@ pub(crate) fn variable(text: &str) -> Result<()> {
 /// The largest size, in bytes.
 const LARGEST_SIZE: u64 = 1 << 50;
 
-/// Parses a size in bytes: `230G`, `1.5 GiB`, `500MB`, `4096`.
+/// Parses a size in bytes: `230G`, `1.5 GiB`, `500MB`, `4096B`.
 ///
 /// `K`, `M`, `G` and `T` are powers of 1024, as in systemd and the container engines; `KB`, `MB`, `GB` and `TB` are
 /// powers of 1000.

@@ -208,6 +208,25 @@ fn a_store_is_read_in_many_ways() {
     layer ID (install)  SIZE  env ENV depends on it; newest snapshot of env ENV: install
     layer ID (mine)  SIZE  env ENV depends on it; snapshot mine of env ENV: you took it
     ");
+    for (line, schema) in [
+        ("plan ENV", "plan"),
+        ("status ENV", "status"),
+        ("env ENV", "env"),
+        ("report ENV", "report"),
+        ("du", "du"),
+        ("gc -n", "gc"),
+        ("gc --roots", "gc-roots"),
+        ("fsck", "fsck"),
+        ("profile show ENV", "profile"),
+        ("target show gfx1103", "target"),
+        ("target detect", "gpus"),
+        ("setup -n", "setup"),
+    ] {
+        let line = line.replace("ENV", store.env());
+        let words: Vec<&str> = line.split(' ').chain(["--json"]).collect();
+        let json = store.rockenv(&words).ok().json();
+        assert_eq!(json["schema"], format!("rockenv/{schema}/1"));
+    }
     // The output after a change to a step.
     store.profile(&STEPS.replace("cp /b/a ~/a", "cp /b/a ~/b"));
     let said = shows(&store, "plan ENV\nup ENV\nsnapshot ls ENV\nrm ENV\nls");
