@@ -130,7 +130,10 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> UiSettings {
         through_sudo: config.is_some_and(|config| config.through_sudo),
         home: global.home.as_deref().map(quoted_path),
         variable_home: config
-            .filter(|config| config.host_variable("ROCKENV_HOME").is_some())
+            .filter(|config| {
+                let home = config.host_variable("ROCKENV_HOME");
+                home.is_some_and(|home| !home.is_empty())
+            })
             .map(|config| quoted_path(&config.home)),
         terminals: Terminals::detect(),
     }
@@ -199,5 +202,20 @@ fn reap(root: Option<OsString>) -> Result<()> {
             marked
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_variable_names_no_store() {
+        for (home, shown) in [("", None), ("/srv/s", Some("/srv/s"))] {
+            let variables = [("ROCKENV_HOME".to_owned(), home.to_owned())];
+            let (config, _) = Config::of(variables.into(), None).unwrap();
+            let settings = settings(&GlobalArgs::default(), Some(&config));
+            assert_eq!(settings.variable_home.as_deref(), shown);
+        }
     }
 }

@@ -19,8 +19,8 @@ use crate::ui::event::{Cost, Outcome};
 /// Version of the rows: a new field keeps it, any other change raises it.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// One step of one `up`; a step that ran out of memory and was retried has two, and one that was interrupted none. Bytes
-/// and milliseconds are integers.
+/// One step of one `up`; a step that ran out of memory and was retried has two, an interrupted one none. Bytes and
+/// milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Row {
     /// Version of the rows.

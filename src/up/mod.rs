@@ -154,6 +154,7 @@ fn begin(cx: &Context, args: &UpOptions) -> Result<Begun> {
     check_rights(cx, args, &selection)?;
     let store = cx.store()?;
     let slurm_job = cx.config.host_variable("SLURM_JOB_ID");
+    let slurm_job = slurm_job.filter(|job| !job.is_empty());
     let metrics = args.metrics.as_deref();
     let metrics = metrics.map(|path| Rows::open(path, slurm_job));
     let metrics = metrics.transpose()?;

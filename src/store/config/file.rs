@@ -91,8 +91,8 @@ pub struct File {
     #[serde(default)]
     pub hook_dirs: Vec<PathBuf>,
     /// Package mirrors by distribution: `debian`, `debian-security`, `ubuntu`, `arch`, and `debian-snapshot` and so on
-    /// for dated archives, `debian-signed-by` and `ubuntu-signed-by` with the file of their keys, `arch-signatures`; and
-    /// the replacement for a registry, or for another download host, by its name: `"registry.example.org" =
+    /// for dated archives, `debian-signed-by` and `ubuntu-signed-by` with the file of their keys, `arch-signatures`;
+    /// and the replacement for a registry, or for another download host, by its name: `"registry.example.org" =
     /// "https://mirror.example.org/prefix"`.
     #[serde(default)]
     pub mirror: BTreeMap<String, String>,
