@@ -267,9 +267,8 @@ run = 'false'
     store.profile(&steps.replace("'false'", "'true'"));
     store.rockenv(&up).ok();
     store.rockenv(&up).ok();
-    // Steps after the last one have no row, whether the env goes back to an earlier step or is there.
+    // There is nothing to do up to a step: those after it have no row, as in an `up` that runs steps.
     let until = [&up[..], &["--until", "cached"]].concat();
-    store.rockenv(&until).ok();
     store.rockenv(&until).ok();
     let text = fs::read_to_string(&file).unwrap();
     let rows: Vec<Value> = text
@@ -286,7 +285,7 @@ run = 'false'
         ["one hit", "cached hit", "gpu skipped", "bad hit"],
     ];
     let until = ["one hit", "cached hit"];
-    assert_eq!(told, [&runs.concat()[..], &until, &until].concat());
+    assert_eq!(told, [&runs.concat()[..], &until].concat());
     assert!(rows[0]["disk_delta"].as_i64().unwrap() >= 2 << 20, "{text}");
     assert_eq!(
         (&rows[0]["jobs"], &rows[0]["env"]),
