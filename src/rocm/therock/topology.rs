@@ -46,24 +46,20 @@ pub(crate) struct Topology {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "read so that what is unknown is seen")]
 struct Metadata {
-    #[serde(rename = "version")]
-    _version: String,
-    #[serde(rename = "description")]
-    _description: Option<String>,
+    version: String,
+    description: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "read so that what is unknown is seen")]
 struct SourceSet {
-    #[serde(rename = "description")]
-    _description: Option<String>,
-    #[serde(default, rename = "submodules")]
-    _submodules: Vec<String>,
-    #[serde(default, rename = "external_git_sources")]
-    _external: Vec<External>,
-    #[serde(default, rename = "disable_platforms")]
-    _not_on: Vec<String>,
+    description: Option<String>,
+    submodules: Option<Vec<String>>,
+    external_git_sources: Option<Vec<External>>,
+    disable_platforms: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -91,49 +87,37 @@ pub(crate) struct Stage {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "read so that what is unknown is seen")]
 pub(crate) struct Group {
-    #[serde(rename = "description")]
-    _description: Option<String>,
+    description: Option<String>,
     /// How often the group is built.
-    #[serde(default, rename = "type")]
-    _kind: ArtifactType,
+    r#type: Option<ArtifactType>,
     #[serde(default, rename = "artifact_group_deps")]
     pub deps: Vec<Spanned<String>>,
     #[serde(default, rename = "source_sets")]
     sources: Vec<Spanned<String>>,
-    #[serde(default, rename = "disable_platforms")]
-    _not_on: Vec<String>,
+    disable_platforms: Option<Vec<String>>,
 }
 
 /// A unit of packaging.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "read so that what is unknown is seen")]
 pub(crate) struct Artifact {
     #[serde(rename = "artifact_group")]
     pub group: Spanned<String>,
-    /// Whether the targets share the artifact.
-    #[serde(rename = "type")]
-    _scope: Scope,
+    r#type: Scope,
     #[serde(default, rename = "artifact_deps")]
     pub deps: Vec<Spanned<String>>,
-    #[serde(default, rename = "test_artifacts")]
-    _tests: Vec<String>,
-    #[serde(rename = "feature_name")]
-    _feature: Option<String>,
-    #[serde(rename = "feature_group")]
-    _feature_group: Option<String>,
-    #[serde(rename = "platform")]
-    _platform: Option<String>,
-    #[serde(default, rename = "disable_platforms")]
-    _not_on: Vec<String>,
-    #[serde(default, rename = "disable_platforms_if_flags_not_set")]
-    _not_without: BTreeMap<String, String>,
-    #[serde(default, rename = "disable_processors")]
-    _not_with: Vec<String>,
-    #[serde(default, rename = "python_requires")]
-    _python: Vec<String>,
-    #[serde(default, rename = "split_databases")]
-    _databases: Vec<String>,
+    test_artifacts: Option<Vec<String>>,
+    feature_name: Option<String>,
+    feature_group: Option<String>,
+    platform: Option<String>,
+    disable_platforms: Option<Vec<String>>,
+    disable_platforms_if_flags_not_set: Option<BTreeMap<String, String>>,
+    disable_processors: Option<Vec<String>>,
+    python_requires: Option<Vec<String>>,
+    split_databases: Option<Vec<String>>,
 }
 
 /// Parses a topology. Errors for unknown keys and dangling names show the position.
