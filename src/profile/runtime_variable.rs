@@ -15,35 +15,17 @@ const RUN_PROGRAMS: &str = "BASHOPTS BASH_ENV BROWSER CC CCACHE_COMPILER CCACHE_
     RUBYOPT RUSTC RUSTDOC RUSTFLAGS SHELL SHELLOPTS TAR_OPTIONS TERMCAP TERMINFO TERMINFO_DIRS TERMPATH VIMINIT \
     VISUAL _JAVA_OPTIONS CURL_HOME HOME WGETRC ZDOTDIR";
 /// Prefixes of further such variables.
-const BEGINNINGS: [&str; 16] = [
-    "BASH_FUNC_",
-    "CARGO_",
-    "DOCKER_",
-    "GIT_",
-    "LD_",
-    "LUA_",
-    "NPM_CONFIG_",
-    "OCL_ICD_",
-    "PIP_",
-    "PYTHON",
-    "QT_",
-    "ROCP",
-    "SSH_",
-    "SUDO_",
-    "VK_",
-    "XDG_",
-];
+const BEGINNINGS: &str = "BASH_FUNC_ CARGO_ DOCKER_ GIT_ LD_ LUA_ NPM_CONFIG_ OCL_ICD_ PIP_ PYTHON QT_ ROCP SSH_ \
+    SUDO_ VK_ XDG_";
 /// Suffixes of further such variables.
-const ENDS: [&str; 5] = ["ASKPASS", "EDITOR", "PAGER", "_RSH", "_WRAPPER"];
+const ENDS: &str = "ASKPASS EDITOR PAGER _RSH _WRAPPER";
 
 /// Refuses a variable that makes the host run programs.
 pub(crate) fn check(name: &str) -> Result<(), Refused> {
     let upper = name.to_ascii_uppercase();
-    let runs_programs = BEGINNINGS.iter().any(|begin| upper.starts_with(begin))
-        || ENDS.iter().any(|end| upper.ends_with(end))
-        || RUN_PROGRAMS
-            .split_ascii_whitespace()
-            .any(|known| known == upper);
+    let runs_programs = BEGINNINGS.split(' ').any(|begin| upper.starts_with(begin))
+        || ENDS.split(' ').any(|end| upper.ends_with(end))
+        || RUN_PROGRAMS.split(' ').any(|known| known == upper);
     if runs_programs && name != "LD_LIBRARY_PATH" {
         let message = format!("`{}` cannot be a runtime variable", shorten(name));
         return Err(Refused::new(message).help(

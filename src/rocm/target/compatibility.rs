@@ -35,17 +35,17 @@ const DEBIAN_PATCH: &str = "https://salsa.debian.org/rocm-team/rocm-hipamd";
 const SOLUS: &str = "https://github.com/NixOS/nixpkgs/pull/298388";
 const SAME_MAJOR: &str = "https://github.com/ROCm/rocm-systems/pull/5686";
 
+/// The targets whose ISA is that of gfx1030.
+const LIKE_GFX1030: &[&str] = &[
+    "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
+];
+
 /// LLVM's generic ISAs and the targets that run them.
 const GENERIC: [(&str, &[&str]); 6] = [
     ("gfx9-generic", &["gfx900", "gfx906", "gfx90c"]),
     ("gfx9-4-generic", &["gfx942", "gfx950"]),
     ("gfx10-1-generic", &["gfx1010", "gfx1011", "gfx1012"]),
-    (
-        "gfx10-3-generic",
-        &[
-            "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
-        ],
-    ),
+    ("gfx10-3-generic", LIKE_GFX1030),
     (
         "gfx11-generic",
         &[
@@ -59,14 +59,7 @@ const GENERIC: [(&str, &[&str]); 6] = [
 const EXTENDED: [(&[&str], &[&str]); 3] = [
     (&["gfx900", "gfx906", "gfx90c"], &["gfx900", "gfx90c"]),
     (&["gfx1010", "gfx1011", "gfx1012"], &["gfx1010"]),
-    (
-        &[
-            "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
-        ],
-        &[
-            "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
-        ],
-    ),
+    (LIKE_GFX1030, LIKE_GFX1030),
 ];
 
 /// Reported overrides: targets, ISA of the code, source, and remark.
