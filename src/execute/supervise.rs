@@ -135,7 +135,7 @@ struct Supervision<'a, 'step> {
     client: Client,
     signals: &'a Signals,
     step: Supervised<'step>,
-    pipes: [(Stream, Pipe); 2],
+    pipes: [(Stream, Option<fs_err::File>); 2],
     buffer: Vec<u8>,
     deadline: Option<Instant>,
     has_started: bool,
@@ -171,9 +171,9 @@ impl Supervision<'_, '_> {
             if let Some(left) = self.step.builds.time_left(self.step.output.ninja()) {
                 self.step.output.expect(left);
             }
-            let events = self.wait()?;
-            for slot in [0, 1] {
-                if events.pipes[slot] && !self.drain(slot)? {
+            let [client, signal, holder, out, err] = self.wait()?;
+            for (slot, is_ready) in [out, err].into_iter().enumerate() {
+                if is_ready && !self.drain(slot)? {
                     self.pipes[slot].1 = None;
                 }
             }
@@ -181,15 +181,15 @@ impl Supervision<'_, '_> {
                 self.step.log.flush()?;
                 flushed = Instant::now();
             }
-            let is_gone = events.holder && self.running.is_ready();
-            if events.holder && !is_gone {
+            let is_gone = holder && self.running.is_ready();
+            if holder && !is_gone {
                 self.running.hear(self.step.warn)?;
             }
             let mut ending = None;
-            if events.signal {
+            if signal {
                 ending = self.hear_signal()?;
             }
-            if ending.is_none() && events.client {
+            if ending.is_none() && client {
                 ending = self.hear_command()?;
             }
             if ending.is_none() && is_gone {
@@ -203,8 +203,9 @@ impl Supervision<'_, '_> {
         Ok(ending)
     }
 
-    /// Waits until something happens, or until it is time to look at the disk or the clock.
-    fn wait(&self) -> Result<Events> {
+    /// Waits until something happens, or until it is time to look at the disk or the clock. Returns which of these can
+    /// be read: the command, the signals, the holder, and the command's two streams.
+    fn wait(&self) -> Result<[bool; 5]> {
         let until = match self.stopping {
             Some((_, until)) => Some(until),
             None => self.deadline,
@@ -221,13 +222,7 @@ impl Supervision<'_, '_> {
             err,
         ];
         let patience = left.map_or(period, |left| left.min(period));
-        let [client, signal, holder, out, err] = readable(given, Some(patience))?;
-        Ok(Events {
-            pipes: [out, err],
-            client,
-            holder,
-            signal,
-        })
+        Ok(readable(given, Some(patience))?)
     }
 
     /// Passes the user's signal on to the command. A second signal ends the wait at once.
@@ -339,16 +334,6 @@ impl Supervision<'_, '_> {
         Ok(true)
     }
 }
-
-#[derive(Debug)]
-struct Events {
-    pipes: [bool; 2],
-    client: bool,
-    holder: bool,
-    signal: bool,
-}
-
-type Pipe = Option<fs_err::File>;
 
 #[expect(clippy::disallowed_types, reason = "a pipe has no path")]
 fn reader(pipe: OwnedFd) -> fs_err::File {

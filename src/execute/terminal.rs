@@ -59,11 +59,7 @@ pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result
     let mut patience = Some(Instant::now() + PATIENCE);
     loop {
         let until = asked.map(|(_, until)| until).into_iter().chain(patience);
-        let Ready {
-            from_client,
-            signalled,
-            copies: ready,
-        } = wait(client, &signals, &copies, until.min())?;
+        let (from_client, signalled, ready) = wait(client, &signals, &copies, until.min())?;
         if patience
             .take_if(|until| !from_client && Instant::now() >= *until)
             .is_some()
@@ -188,20 +184,14 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         .map_err(|_| unexpected!("three descriptors became another number"))
 }
 
-/// The descriptors that are ready to read or write.
-struct Ready {
-    from_client: bool,
-    signalled: bool,
-    /// Positions of the copies that can continue.
-    copies: Vec<usize>,
-}
-
+/// Waits for a descriptor. Returns whether the client and the signals are ready to be read, and the positions of the
+/// copies that can continue.
 fn wait(
     client: &Client,
     signals: &SignalFd,
     copies: &[Copy],
     until: Option<Instant>,
-) -> Result<Ready> {
+) -> Result<(bool, bool, Vec<usize>)> {
     let mut fds = vec![
         PollFd::new(client.as_fd(), PollFlags::POLLIN),
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
@@ -220,11 +210,7 @@ fn wait(
         .filter(|&at| ready[at])
         .map(|at| at - 2)
         .collect();
-    Ok(Ready {
-        from_client: ready[0],
-        signalled: ready[1],
-        copies,
-    })
+    Ok((ready[0], ready[1], copies))
 }
 
 /// Copies bytes from one descriptor to another.
@@ -243,10 +229,8 @@ impl Copy {
     fn input(from: OwnedFd, to: OwnedFd) -> Result<Self> {
         fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Self {
-            from: file(from),
-            to: file(to),
-            pending: Vec::new(),
             is_output: false,
+            ..Self::output(from, to)
         })
     }
 
