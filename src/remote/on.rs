@@ -26,6 +26,7 @@ use crate::sys::host::{Host, working_directory};
 use crate::sys::readable::readable;
 use crate::sys::shell::quoted;
 use crate::sys::signals::{Cancel, Signals};
+use crate::sys::trust::DIRECTORIES;
 use crate::tree::listing::Listing;
 use crate::tree::remove_tree;
 use crate::tree::writer::Writer;
@@ -34,8 +35,6 @@ use crate::ui::ci::System;
 
 /// Directory on the other machine, relative to the user's home.
 const PLACE: &str = ".cache/rockenv";
-/// Directories that rockenv reads. They are always sent, like `.toml` and `.lock` files.
-const ALWAYS: [&str; 3] = ["profiles", "images", "hooks"];
 
 /// Prefix of the directory that files arrive in, and the number of random characters after it.
 const ARRIVAL: &str = ".rockenv-fetch-";
@@ -172,13 +171,13 @@ mv "$new" "$HOME/$1""#;
     Ok(path)
 }
 
-/// Lists the local configuration, profiles, images and hooks, and `more`.
+/// Lists the local configuration, profiles, images and hooks, which are always sent, and `more`.
 fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
     let mut found = Manifest::new();
     for entry in fs::read_dir(working)? {
         let name = PathBuf::from(entry?.file_name());
         let is_ending = |ending| ending == "toml" || ending == "lock";
-        if ALWAYS.iter().any(|always| name == Path::new(always))
+        if DIRECTORIES.iter().any(|always| name == Path::new(always))
             || name.extension().is_some_and(is_ending)
         {
             list(working, &name, &mut found)?;
@@ -216,7 +215,7 @@ fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
                 list(working, &path.join(entry?.file_name()), found)?;
             }
         }
-        Seen::Is(_) => {}
+        Seen::Is { .. } => {}
         Seen::Absent | Seen::Other => {
             return refuse("it is not a readable file, directory or link");
         }

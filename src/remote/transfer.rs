@@ -169,7 +169,7 @@ fn for_rockenv(tree: &Tree) -> Result<Vec<PathBuf>> {
         match tree.stat(&name)? {
             Seen::Absent => {}
             Seen::Directory => found.extend(tree.leaves(&name)?),
-            Seen::Is(_) | Seen::Other => found.push(name),
+            Seen::Is { .. } | Seen::Other => found.push(name),
         }
     }
     Ok(found)

@@ -17,18 +17,9 @@ use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// State by which two files are compared.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FileState {
-    kind: Kind,
-    size: u64,
-    /// Digest of the file's content, or of the link's target.
-    sha256: String,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+pub(crate) enum Kind {
     File,
     Executable,
     Link,
@@ -38,7 +29,13 @@ enum Kind {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Seen {
     Absent,
-    Is(FileState),
+    /// A file or a link, by what two of them are compared.
+    Is {
+        kind: Kind,
+        size: u64,
+        /// Digest of the file's content, or of the link's target.
+        sha256: String,
+    },
     Directory,
     /// A pipe, a socket or an unreadable file, none of which is ever sent.
     Other,
@@ -48,7 +45,7 @@ impl Seen {
     /// Returns the size of the file's content in bytes.
     pub(crate) fn size(&self) -> u64 {
         match self {
-            Self::Is(state) => state.size,
+            Self::Is { size, .. } => *size,
             Self::Absent | Self::Directory | Self::Other => 0,
         }
     }
@@ -83,11 +80,8 @@ impl Tree {
         };
         let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
         let state = |kind, size, sha256: [u8; 32]| {
-            Seen::Is(FileState {
-                kind,
-                size,
-                sha256: hex::encode(sha256),
-            })
+            let sha256 = hex::encode(sha256);
+            Seen::Is { kind, size, sha256 }
         };
         if kind == SFlag::S_IFDIR {
             return Ok(Seen::Directory);
