@@ -462,9 +462,7 @@ impl Pushing<'_> {
         }
         Ok(())
     }
-}
 
-impl Pushing<'_> {
     fn signs(&self) -> Option<&SigningKey> {
         self.repository?.signs.as_deref()
     }
