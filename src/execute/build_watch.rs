@@ -183,7 +183,6 @@ fn pause(worked: Duration, took: Duration) -> Duration {
     PERIOD.max(worked * SHARE).max(took * SHARE_WAITING)
 }
 
-/// Returns the processor time that this thread has used.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     time.map(Duration::from).unwrap_or_default()

@@ -40,10 +40,8 @@ pub(crate) const FIFO: &str = "jobserver";
 /// The inputs of every container of an env.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerContext<'a> {
-    /// The env, locked.
     pub env: &'a LockedEnv<'a>,
     pub store: &'a Store,
-    /// The resolved spec of the env.
     pub spec: &'a Spec,
     /// Directories of `source` volumes by name.
     pub sources: &'a BTreeMap<String, PathBuf>,

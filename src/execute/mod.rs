@@ -66,7 +66,6 @@ use crate::ui::metrics::Row;
 #[derive(Debug)]
 pub(crate) struct Execution<'a, 'store> {
     pub store: &'store Store,
-    /// The env, locked.
     pub env: &'a mut LockedEnv<'store>,
     pub spec: &'a Spec,
     pub plan: &'a Plan,

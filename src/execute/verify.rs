@@ -97,16 +97,13 @@ impl Compared {
 /// A step's layer, and its env.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Side<'a> {
-    /// The env, locked.
     pub env: &'a LockedEnv<'a>,
     pub layer: &'a Layer,
 }
 
 /// A layer's tree of a volume.
 enum Tree {
-    /// This directory.
     At(PathBuf),
-    /// Empty.
     Empty,
     /// No longer available.
     Lost,

@@ -51,7 +51,6 @@ pub(crate) fn shortage(labels: &[String], size: Size) -> Option<String> {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Runners {
-    /// Machines for builds.
     #[serde(default = "build")]
     build: Vec<String>,
     /// Machines with a GPU, by target or family.

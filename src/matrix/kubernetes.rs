@@ -238,7 +238,6 @@ ttlStrategy:
     )
 }
 
-/// Indents all lines.
 fn indent(by: usize, text: &str) -> String {
     let lines = text.lines();
     let lines = lines.map(|line| format!("{:by$}{line}\n", ""));

@@ -99,15 +99,12 @@ pub(crate) enum Share {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline {
-    /// How jobs invoke rockenv.
     pub calls: Calls,
-    /// Requirements of a job.
     pub size: Size,
     /// Common steps, built first; absent if the jobs share nothing.
     pub common: Option<Common>,
     /// One job per env, followed by the job for its GPU steps, if any.
     pub jobs: Vec<Job>,
-    /// How jobs exchange results.
     pub share: Share,
 }
 

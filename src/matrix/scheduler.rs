@@ -37,7 +37,6 @@ enum State {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ScheduledUp {
-    /// Index of the env.
     pub env: usize,
     /// The steps to build for several envs; `None` builds everything that the env lacks.
     pub shared: Option<Shared>,

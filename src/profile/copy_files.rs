@@ -58,17 +58,12 @@ pub(crate) struct CopyEntry {
     pub content: CopiedFile,
 }
 
-/// The content to copy to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CopiedFile {
     /// A directory, mode 755.
     Dir,
     /// A regular file, mode 755 if executable and 644 if not.
-    File {
-        /// Whether it has an execute bit.
-        executable: bool,
-        bytes: Vec<u8>,
-    },
+    File { executable: bool, bytes: Vec<u8> },
     /// A symbolic link with this target, which was not followed.
     Link(PathBuf),
 }

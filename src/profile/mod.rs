@@ -51,15 +51,12 @@ use crate::sys::span::At;
 pub struct Profile {
     /// Name of the file without `.toml`.
     pub name: String,
-    /// Summary in one line.
     pub description: String,
     /// Name of the image, not expanded; empty in a draft without one.
     pub image: At<String>,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
-    /// Names of the hooks, in order.
     pub hooks: Vec<At<String>>,
-    /// Names of variables that come from the host.
     pub env_from_host: Vec<String>,
     /// Parameters and their defaults.
     pub params: BTreeMap<String, String>,
@@ -141,7 +138,6 @@ pub(crate) const BIN: &str = "/run/rockenv/bin";
 /// The changes of a variant, a release or a starting point.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// Summary in one line.
     pub description: String,
     /// Parameters with other values.
     pub params: BTreeMap<String, String>,
@@ -157,7 +153,6 @@ pub struct Component {
     pub name: At<String>,
     /// TheRock's project name, for exclusions.
     pub project: String,
-    /// Names of the components that it links.
     pub links: Vec<String>,
     /// Targets that it is built for besides the env's, not expanded.
     pub extra: Vec<At<String>>,
@@ -169,7 +164,6 @@ pub struct Component {
 /// Published figures of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// How long it takes.
     pub time: Option<Duration>,
     /// Disk that it fills, in bytes.
     pub disk: Option<u64>,
@@ -195,7 +189,6 @@ pub struct Volume {
     pub downloads: Option<Downloads>,
     /// Size it grows to.
     pub disk: Option<u64>,
-    /// Whether steps may write.
     pub access: Access,
 }
 
@@ -228,7 +221,6 @@ pub enum VolumeSource {
         depth: Option<u32>,
         submodules: bool,
     },
-    /// A directory of the store.
     Store,
 }
 
@@ -238,9 +230,7 @@ pub struct Step {
     pub name: StepName,
     pub action: Action,
     pub user: User,
-    /// Working directory of a script.
     pub workdir: Option<At<String>>,
-    /// Whether it has a network.
     pub network: bool,
     pub timeout: Option<Duration>,
     /// Memory that the machine must have for it, in bytes.
@@ -253,9 +243,7 @@ pub struct Step {
     pub stages: Vec<String>,
     /// Whether build volumes are kept when it runs again.
     pub incremental: bool,
-    /// Its own variables.
     pub env: BTreeMap<String, At<String>>,
-    /// Whether it gets the GPU.
     pub gpu: bool,
     pub when: When,
     pub published: Option<Published>,
@@ -282,7 +270,6 @@ pub enum Action {
         shell: Vec<String>,
     },
     Packages(Vec<At<String>>),
-    /// Copies files in.
     Copy(Vec<CopyItem>),
     Export(Vec<ExportItem>),
 }

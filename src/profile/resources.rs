@@ -40,13 +40,10 @@ pub struct Resources {
     /// Free disk space that `up` requires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<u64>,
-    /// Memory of one job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_per_job: Option<u64>,
-    /// Memory of one link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_per_link_job: Option<u64>,
-    /// Memory of one process of TensileLite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_per_tensile_job: Option<u64>,
     /// Memory that the machine must have.

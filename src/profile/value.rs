@@ -17,7 +17,6 @@ use crate::sys::name::{StepName, is_short_name};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub message: String,
-    /// What to write instead.
     pub help: Option<String>,
 }
 

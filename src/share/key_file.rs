@@ -41,7 +41,6 @@ pub(crate) struct SigningKey {
     public: VerifyingKey,
 }
 
-/// A key that verifies signatures.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct VerifyingKey {
     /// The file's path, for messages.

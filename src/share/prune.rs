@@ -17,7 +17,6 @@ use crate::image::oci::{Operation, Registry, sha256};
 use crate::store::images::TaskContext;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 
-/// What to keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Keep {
     /// Keys of steps and images.
@@ -44,7 +43,6 @@ enum Content {
         built: Timestamp,
         /// The keys of its steps and its image.
         holds: BTreeSet<String>,
-        /// Its layers and their sizes.
         layers: BTreeMap<String, u64>,
         /// Whether the tag is the name that rockenv gives to this content.
         is_named_by_key: bool,

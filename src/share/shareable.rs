@@ -15,7 +15,6 @@ pub(crate) struct Shareable {
     pub env: EnvName,
     /// The profile's name, for people who browse the registry.
     pub profile: String,
-    /// The base image.
     pub image: Image,
     /// Snapshots of steps, lowest first, each based on the previous one.
     pub layers: Vec<Layer>,

@@ -16,7 +16,6 @@ pub(crate) const PREFIX: &str = ".tmp-";
 /// Which content a power failure leaves in a file that was just replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Survives {
-    /// The new file.
     New,
     /// The old or the new file, complete.
     Either,

@@ -151,7 +151,6 @@ impl Error {
         }
     }
 
-    /// Replaces the kind.
     #[must_use]
     pub(crate) fn of_kind(mut self, kind: Kind) -> Self {
         self.kind = kind;

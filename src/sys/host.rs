@@ -17,7 +17,6 @@ pub(crate) struct Host {
     pub cores: u32,
     /// Memory in bytes that this process may use: the machine's, or less if its control group limits it.
     pub memory: u64,
-    /// Whether systemd is PID 1.
     pub systemd: bool,
     /// Whether this process is the machine's root, not a user namespace's.
     pub root: bool,

@@ -107,7 +107,6 @@ impl Program {
         }
     }
 
-    /// Uses the program at `path`.
     pub(crate) fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {

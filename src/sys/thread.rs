@@ -4,7 +4,6 @@ use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 use crate::sys::error::{Error, Result};
 
-/// Starts a thread.
 pub(crate) fn start<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {

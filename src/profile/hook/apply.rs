@@ -16,7 +16,6 @@ use crate::sys::error::{Error, Result};
 pub enum FileInSource {
     File {
         bytes: Vec<u8>,
-        /// Whether it is executable.
         executable: bool,
     },
     Absent,
@@ -32,7 +31,6 @@ pub enum HookChange {
         /// The new executable permission; `None`: unchanged.
         executable: Option<bool>,
     },
-    /// Nothing.
     Remove,
 }
 
@@ -266,7 +264,6 @@ fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
     }
 }
 
-/// Returns the line ending of a line.
 fn ending(line: &[u8]) -> &[u8] {
     match line {
         [.., b'\r', b'\n'] => b"\r\n",

@@ -93,7 +93,6 @@ pub struct Edit {
     /// Whether `find` matches whole lines: this text, blanks around it, and a comment after it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole_lines: bool,
-    /// The new text.
     pub replace: String,
     /// Number of occurrences.
     pub count: usize,

@@ -11,11 +11,9 @@ pub struct FilePatch {
     pub path: PathBuf,
     /// Whether the file must not exist.
     pub creates: bool,
-    /// Whether the patch deletes the file.
     pub removes: bool,
     /// The new executable permission, if the patch sets it.
     pub executable: Option<bool>,
-    /// Changes, from top to bottom.
     pub hunks: Vec<Hunk>,
 }
 
@@ -26,9 +24,7 @@ pub struct Hunk {
     pub old_start: usize,
     /// Number of the first line after, from 0.
     pub new_start: usize,
-    /// Lines before.
     pub old: Vec<Vec<u8>>,
-    /// Lines after.
     pub new: Vec<Vec<u8>>,
 }
 

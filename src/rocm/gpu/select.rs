@@ -8,7 +8,6 @@ use crate::sys::error::Result;
 /// A parsed `--gpu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Selector {
-    /// No GPU.
     None,
     /// The first GPU that runs code for the env's targets, if any.
     Auto,

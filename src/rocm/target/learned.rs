@@ -112,7 +112,6 @@ pub(super) fn row(known: Option<&TargetInfo>, declared: &Declared) -> TargetInfo
     }
 }
 
-/// Returns a row that has only a name.
 pub(super) fn name_only(name: String) -> TargetInfo {
     let declared = Declared {
         product: name.clone(),

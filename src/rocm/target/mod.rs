@@ -134,7 +134,6 @@ impl Target {
         Self(Box::leak(Box::new(learned::row(Some(self.0), declared))))
     }
 
-    /// Returns advice on an unknown name.
     pub(crate) fn advice(name: &str) -> String {
         if let Some(members) = family(name) {
             let members: Vec<_> = members.iter().map(Self::name).collect();

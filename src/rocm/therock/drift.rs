@@ -47,15 +47,11 @@ pub(crate) enum Drift {
     NoTarget {
         target: String,
     },
-    /// The product differs.
     Product {
         target: String,
-        /// Product in the table.
         was: String,
-        /// Product in the checkout.
         now: String,
     },
-    /// The families differ.
     Families {
         target: String,
         added: Vec<String>,
@@ -77,9 +73,7 @@ pub(crate) enum Drift {
     Issue {
         target: String,
         project: String,
-        /// Issue in the table.
         was: Option<String>,
-        /// Issue in the checkout.
         now: Option<String>,
     },
     NewStage {
@@ -92,7 +86,6 @@ pub(crate) enum Drift {
     /// A stage is built more or less often than before.
     Stage {
         stage: String,
-        /// Frequency in the checkout.
         now: StageKind,
     },
     NewArtifact {
