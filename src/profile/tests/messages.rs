@@ -271,16 +271,13 @@ fn fingerprints_are_in_the_innermost_volume() {
 
 #[test]
 fn sentences_about_inputs() {
-    for (path, want) in [
-        ("../x", "`../x` leaves the source"),
-        ("/x", "`/x` is not relative"),
-        ("x/", "`x/` is not a normal path"),
-        ("", "`` is not a normal path"),
-        (
-            "${target}",
-            "`inputs` must not contain references such as `${...}`",
-        ),
-    ] {
+    for (path, want) in cases(
+        "../x => `../x` leaves the source
+        /x => `/x` is not relative
+        x/ => `x/` is not a normal path
+        => `` is not a normal path
+        ${target} => `inputs` must not contain references such as `${...}`",
+    ) {
         let text = format!(
             "{HEAD}[[volume]]\nname = \"v\"\nkind = \"source\"\npath = \"/v\"\ntarget = \"/v\"\n\
              [[step]]\nname = \"s\"\nrun = \"a\"\ninputs = [\"v/{path}\"]\n"
@@ -291,19 +288,15 @@ fn sentences_about_inputs() {
 
 #[test]
 fn limits_with_which_no_container_starts_are_refused() {
-    for (limit, words) in [
-        (
-            "memory-max = \"4M\"",
-            "`memory-max` of `4M` is too little to start a container: the least is 16 MiB",
-        ),
-        ("memory-max = \"1B\"", "`memory-max` of `1B` is too little"),
-        ("tasks-max = 1", "`tasks-max` of 1 is too little"),
-        ("tasks-max = 0", "`tasks-max` is 0"),
-        (
-            "tasks-max = 4194305",
-            "`tasks-max` of 4194305 is more than Linux allows",
-        ),
-    ] {
+    for (limit, words) in cases(
+        r#"
+        memory-max = "4M" => `memory-max` of `4M` is too little to start a container: the least is 16 MiB
+        memory-max = "1B" => `memory-max` of `1B` is too little
+        tasks-max = 1 => `tasks-max` of 1 is too little
+        tasks-max = 0 => `tasks-max` is 0
+        tasks-max = 4194305 => `tasks-max` of 4194305 is more than Linux allows
+        "#,
+    ) {
         let text = format!("schema = 1\nimage = \"debian\"\n[resources]\n{limit}\n");
         assert_has!(message(&text), words);
     }

@@ -127,12 +127,7 @@ mod tests {
             parse("cpu_cores_count 16\ngfx_target_version 0\n", true),
             None
         );
-        for nonsense in [
-            "",
-            "gfx_target_version",
-            "gfx_target_version -1\n",
-            "\0\n \n",
-        ] {
+        for nonsense in ["", "gfx_target_version", "gfx_target_version -1", "\0\n "] {
             assert_eq!(parse(nonsense, true), None);
         }
         // Domains of virtual buses have more than four digits.

@@ -292,29 +292,18 @@ therock_cmake_subproject_declare(therock-sqlite3 USE_DIST_AMDGPU_TARGETS)
 
     #[test]
     fn what_is_not_understood_is_named_and_left_to_the_build() {
-        let url = "URL https://a.example.com/a.tar.gz";
-        let hash = format!("URL_HASH SHA256={SHA256}");
         for (arguments, words) in [
-            (
-                format!("a URL ${{FROM_AFAR}} {hash}"),
-                "`${FROM_AFAR}` is set elsewhere",
-            ),
-            (format!("a {url}"), "without a `URL_HASH`"),
-            (format!("a GIT_REPOSITORY x {hash}"), "without a `URL`"),
-            (
-                format!("a {url} URL_HASH MD5=853a0c5c0747c5943e7ef4bbb793162d"),
-                "neither a SHA-256 nor",
-            ),
-            (
-                format!("a URL https://a.example.com/ {hash}"),
-                "is not the address of an archive",
-            ),
-            (
-                format!("a {url} {hash} DOWNLOAD_NAME ../a.tgz"),
-                "is not a plain name",
-            ),
-            (String::new(), "without a name"),
+            ("a URL ${FROM} <hash>", "`${FROM}` is set elsewhere"),
+            ("a <url>", "without a `URL_HASH`"),
+            ("a GIT_REPOSITORY x <hash>", "without a `URL`"),
+            ("a <url> URL_HASH MD5=853a0c", "neither a SHA-256 nor"),
+            ("a URL https://a.org/ <hash>", "not the address of"),
+            ("a <url> <hash> DOWNLOAD_NAME ../a", "not a plain name"),
+            ("", "without a name"),
         ] {
+            let arguments = arguments
+                .replace("<url>", "URL https://a.example.com/a.tar.gz")
+                .replace("<hash>", &format!("URL_HASH SHA256={SHA256}"));
             let read = parse("x", &format!("\n{FUNCTION}({arguments})"));
             assert_eq!(read.found, [], "{arguments}");
             let [why] = &read.unclear[..] else {

@@ -205,41 +205,21 @@ include(therock_custom_amdgpu_targets OPTIONAL)
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        let with = |text: &str| format!("{TABLE}{text}");
         for (text, words) in [
-            (
-                with("therock_add_amdgpu_target(gfx942 \"again\")"),
-                "`gfx942` is already declared",
-            ),
-            (
-                with("therock_add_amdgpu_target(gfx1 x OTHER y)"),
-                "not the name of a target",
-            ),
-            (
-                with("therock_add_amdgpu_target(gfx950 x OTHER y)"),
-                "16:36: unknown keyword",
-            ),
-            (
-                with("therock_add_amdgpu_target(gfx950)"),
-                "a name and a product",
-            ),
-            (
-                with("therock_add_amdgpu_target(${T} x)"),
-                "a variable, which is not evaluated",
-            ),
-            (
-                with("if(X)\ntherock_add_amdgpu_target(gfx950 x)\nendif()"),
-                "declared inside `if`",
-            ),
-            (with("endif()"), "ends a block"),
-            (
-                with("therock_add_amdgpu_target(gfx950 x FAMILY a a)"),
-                "duplicate",
-            ),
-            ("set(A b)".to_owned(), "declares no targets"),
+            ("CALL(gfx942 again)", "`gfx942` is already declared"),
+            ("CALL(gfx1 x OTHER y)", "not the name of a target"),
+            ("CALL(gfx950 x OTHER y)", "16:36: unknown keyword"),
+            ("CALL(gfx950)", "a name and a product"),
+            ("CALL(${T} x)", "a variable, which is not evaluated"),
+            ("if(X)\nCALL(gfx950 x)\nendif()", "declared inside `if`"),
+            ("endif()", "ends a block"),
+            ("CALL(gfx950 x FAMILY a a)", "duplicate"),
         ] {
+            let text = format!("{TABLE}{}", text.replace("CALL", DECLARES));
             let error = parse("t.cmake", &text).unwrap_err();
             assert_has!(error.message(), words);
         }
+        let error = parse("t.cmake", "set(A b)").unwrap_err();
+        assert_has!(error.message(), "declares no targets");
     }
 }

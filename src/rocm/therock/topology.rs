@@ -199,34 +199,16 @@ artifact_deps = ["amd-llvm"]
 
     #[test]
     fn mistakes_have_a_place() {
-        for (old, new, words) in [
-            (
-                "[\"llvm\"]",
-                "[\"gcc\"]",
-                "t.toml:7:20: there is no group `gcc`",
-            ),
-            ("[\"base\"]", "[\"none\"]", "there is no source set `none`"),
-            (
-                "[\"amd-llvm\"]",
-                "[\"gcc\"]",
-                "t.toml:23:18: there is no artifact `gcc`",
-            ),
-            (
-                "\"per-arch\"",
-                "\"sometimes\"",
-                "unknown variant `sometimes`",
-            ),
-            (
-                "type = \"target-neutral\"",
-                "type = \"target-neutral\"\nnew = 1",
-                "t.toml:20:1: unknown field `new`",
-            ),
-            (
-                "artifact_group = \"blas\"\n",
-                "",
-                "missing field `artifact_group`",
-            ),
+        for row in [
+            r#"["llvm"] => ["gcc"] => t.toml:7:20: there is no group `gcc`"#,
+            r#"["base"] => ["none"] => there is no source set `none`"#,
+            r#"["amd-llvm"] => ["gcc"] => t.toml:23:18: there is no artifact `gcc`"#,
+            r#""per-arch" => "sometimes" => unknown variant `sometimes`"#,
+            r#"type = "target-neutral" => new = 1 => t.toml:19:1: unknown field `new`"#,
+            r#"artifact_group = "blas" =>  => missing field `artifact_group`"#,
         ] {
+            let (old, rest) = row.split_once(" => ").unwrap();
+            let (new, words) = rest.split_once(" => ").unwrap();
             let error = parse("t.toml", &TEXT.replacen(old, new, 1)).unwrap_err();
             assert_has!(error.message(), words);
         }
