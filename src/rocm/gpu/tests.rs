@@ -19,10 +19,14 @@ fn machine(text: &str) -> (tempfile::TempDir, Machine) {
     (root, machine)
 }
 
-macro_rules! machine {
-    ($name:literal) => {
-        machine(include_str!(concat!("../../../tests/gpu/", $name)))
-    };
+/// Returns the text of a file in `tests/gpu`.
+fn text(name: &str) -> String {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu");
+    fs::read_to_string(directory.join(name)).unwrap()
+}
+
+fn known(name: &str) -> (tempfile::TempDir, Machine) {
+    machine(&text(name))
 }
 
 /// Returns the command line with another target.
@@ -59,23 +63,16 @@ fn shown(machine: &Machine) -> Vec<String> {
 
 #[test]
 fn a_gpu_in_a_processor() {
-    let (_root, machine) = machine!("780m");
+    let (_root, machine) = known("780m");
     assert_eq!(
         shown(&machine),
         ["0 0000:c1:00.0 (gfx1103, renderD128) None 12"]
     );
     assert_eq!(machine.gpus[0].memory, 4 << 30);
     assert_eq!(machine.target(named).unwrap().name(), "gfx1103");
-    for selector in [
-        "auto",
-        "required",
-        "0",
-        "renderD128",
-        "/dev/dri/renderD128",
-        "0000:c1:00.0",
-        "0000:C1:00.0",
-        "c1:00.0",
-    ] {
+    let pci = ["0000:c1:00.0", "0000:C1:00.0", "c1:00.0"];
+    let others = ["auto", "required", "0", "renderD128", "/dev/dri/renderD128"];
+    for selector in others.into_iter().chain(pci) {
         assert_eq!(taken(&machine, selector, &["gfx1103"]), "renderD128");
         assert_eq!(taken(&machine, selector, &[]), "renderD128");
     }
@@ -95,7 +92,7 @@ fn a_gpu_in_a_processor() {
 
 #[test]
 fn a_wrong_name_is_answered_with_the_right_ones() {
-    let (_root, machine) = machine!("7900xtx-igpu");
+    let (_root, machine) = known("7900xtx-igpu");
     for name in ["2", "renderD130", "card0", "0000:03:00.1", "", "gfx1100"] {
         let error = chosen(&machine, name, &[]).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);
@@ -111,7 +108,7 @@ fn a_wrong_name_is_answered_with_the_right_ones() {
 
 #[test]
 fn a_card_beside_a_gpu_in_the_processor() {
-    let (_root, machine) = machine!("7900xtx-igpu");
+    let (_root, machine) = known("7900xtx-igpu");
     assert_eq!(
         shown(&machine),
         [
@@ -130,8 +127,8 @@ fn a_card_beside_a_gpu_in_the_processor() {
 
 #[test]
 fn a_gpu_that_no_target_fits_is_named() {
-    let unknown = |text: &str, version| machine(&text.replace(version, "100307"));
-    let (_root, machine) = unknown(include_str!("../../../tests/gpu/780m"), "110003");
+    let unknown = |name: &str, version| machine(&text(name).replace(version, "100307"));
+    let (_root, machine) = unknown("780m", "110003");
     let error = machine.target(named).unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
     assert_eq!(
@@ -140,8 +137,7 @@ fn a_gpu_that_no_target_fits_is_named() {
     );
     assert_has!(error.help_text().unwrap(), "rockenv lock gfx1103");
     // If another GPU has a known target, the help names it.
-    let two = include_str!("../../../tests/gpu/7900xtx-igpu");
-    let (_root, machine) = unknown(two, "110000");
+    let (_root, machine) = unknown("7900xtx-igpu", "110000");
     let error = machine.target(named).unwrap_err();
     assert_eq!(error.kind(), Kind::Usage);
     assert_eq!(error.help_text(), Some("rockenv lock gfx1036"));
@@ -149,7 +145,7 @@ fn a_gpu_that_no_target_fits_is_named() {
 
 #[test]
 fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
-    let (root, machine) = machine!("two-equal");
+    let (root, machine) = known("two-equal");
     assert_eq!(machine.target(named).unwrap().name(), "gfx1100");
     assert_eq!(
         taken(&machine, "auto", &["gfx1100"]),
@@ -167,7 +163,7 @@ fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
 
 #[test]
 fn partitions_share_an_address() {
-    let (_root, machine) = machine!("mi300x-partitions");
+    let (_root, machine) = known("mi300x-partitions");
     assert_eq!(machine.gpus.len(), 8);
     // The first device's partitions are numbered as Linux does it, the second one's as some of AMD's drivers do.
     for (index, pci) in [(2, "0000:05:00.0"), (6, "0001:26:00.0")] {
@@ -187,42 +183,29 @@ fn partitions_share_an_address() {
         "`--gpu 0001:26:00.0` matches 4 partitions of one device"
     );
     let help = error.help_text().unwrap();
-    assert!(
-        help.contains("renderD132") && !help.contains("renderD128"),
-        "{help}"
-    );
+    assert_has!(help, "renderD132");
+    assert!(!help.contains("renderD128"), "{help}");
 }
 
 #[test]
 fn machines_without_one_say_why() {
-    let no_driver = include_str!("../../../tests/gpu/no-driver");
-    let with = |driver: &str| {
-        format!("{no_driver}>>> sys/bus/pci/devices/0000:03:00.0/uevent\nDRIVER={driver}\n")
+    let driver = |name: &str| {
+        let file = "sys/bus/pci/devices/0000:03:00.0/uevent";
+        text("no-driver") + &format!(">>> {file}\nDRIVER={name}\n")
     };
-    let (reserved, hidden) = (with("vfio-pci"), with("amdgpu"));
-    let failed = format!("{no_driver}>>> dev/kfd\n");
+    let failed = text("no-driver") + ">>> dev/kfd\n";
+    let not_loaded = "the GPU's driver is not loaded: `modprobe amdgpu`";
+    let other = "the GPU's driver is vfio-pci, not amdgpu";
     for (text, why) in [
-        (
-            include_str!("../../../tests/gpu/none"),
-            "this machine has no GPU",
-        ),
-        (
-            no_driver,
-            "the GPU's driver is not loaded: `modprobe amdgpu`",
-        ),
-        (
-            include_str!("../../../tests/gpu/wsl"),
-            "WSL has no /dev/kfd",
-        ),
+        (text("none"), "this machine has no GPU"),
+        (text("no-driver"), not_loaded),
+        (text("wsl"), "WSL has no /dev/kfd"),
         // Loading the driver again would not help.
-        (
-            reserved.as_str(),
-            "the GPU's driver is vfio-pci, not amdgpu",
-        ),
-        (hidden.as_str(), "this machine has no /dev/kfd"),
-        (failed.as_str(), "the compute driver lists no GPU"),
+        (driver("vfio-pci"), other),
+        (driver("amdgpu"), "this machine has no /dev/kfd"),
+        (failed, "the compute driver lists no GPU"),
     ] {
-        let (_root, machine) = machine(text);
+        let (_root, machine) = machine(&text);
         assert_eq!(machine.gpus, []);
         assert_eq!(taken(&machine, "auto", &["gfx1103"]), why);
         let error = chosen(&machine, "required", &["gfx1103"]).unwrap_err();
@@ -238,7 +221,7 @@ fn machines_without_one_say_why() {
         assert_eq!(machine.target(named).unwrap_err().kind(), Kind::Unavailable);
     }
     // A container without devices still sees the host's `/sys`.
-    let (root, _) = machine!("780m");
+    let (root, _) = known("780m");
     fs::remove_file(root.path().join("dev/kfd")).unwrap();
     let machine = Machine::detect(root.path());
     assert_eq!(taken(&machine, "auto", &[]), "this machine has no /dev/kfd");
@@ -250,7 +233,7 @@ fn machines_without_one_say_why() {
 
 #[test]
 fn other_nodes_enter_only_where_the_profile_asks() {
-    let (root, machine) = machine!("780m");
+    let (root, machine) = known("780m");
     // Links to an existing device stand in for the nodes.
     for path in ["kfd", "dri/renderD128", "accel/accel0", "dma_heap/system"] {
         let path = root.path().join("dev").join(path);
@@ -263,40 +246,24 @@ fn other_nodes_enter_only_where_the_profile_asks() {
             panic!("{choice:?}");
         };
         let devices = grant.devices().unwrap();
-        assert!(
-            devices
-                .iter()
-                .all(|device| (device.major, device.minor) == (1, 3))
-        );
-        assert!(
-            devices
-                .iter()
-                .all(|device| device.source == Path::new("/dev/null"))
-        );
+        let null = Path::new("/dev/null");
+        for device in &devices {
+            let number = (device.major, device.minor);
+            assert_eq!((&*device.source, number), (null, (1, 3)));
+        }
         // Root's group is never granted.
         assert!(groups(&devices).is_empty());
-        devices
-            .into_iter()
-            .map(|device| device.path)
-            .collect::<Vec<_>>()
+        let paths = devices.into_iter().map(|device| device.path);
+        paths.collect::<Vec<_>>()
     };
     let all = Extras {
         accel: true,
         dma_heap: true,
     };
-    assert_eq!(
-        paths(Extras::default()),
-        ["/dev/kfd", "/dev/dri/renderD128"]
-    );
-    assert_eq!(
-        paths(all),
-        [
-            "/dev/kfd",
-            "/dev/dri/renderD128",
-            "/dev/accel/accel0",
-            "/dev/dma_heap/system"
-        ]
-    );
+    let own = ["/dev/kfd", "/dev/dri/renderD128"];
+    assert_eq!(paths(Extras::default()), own);
+    let more = ["/dev/accel/accel0", "/dev/dma_heap/system"];
+    assert_eq!(paths(all), [own, more].concat());
     fs::remove_file(root.path().join("dev/accel/accel0")).unwrap();
     let choice = machine.choose(&Selector::Auto, &[], all).unwrap();
     assert!(matches!(choice, Choice::Without { why } if why == "this machine has no /dev/accel"));
@@ -309,7 +276,7 @@ fn other_nodes_enter_only_where_the_profile_asks() {
 
 #[test]
 fn a_node_that_is_gone_or_no_device_is_said_before_the_start() {
-    let (root, machine) = machine!("780m");
+    let (root, machine) = known("780m");
     let devices = || {
         let choice = machine.choose(&Selector::Auto, &[], Extras::default());
         match choice.unwrap() {
