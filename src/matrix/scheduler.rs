@@ -223,18 +223,19 @@ mod tests {
         format!("{}{others}:{until}({steps})", up.env)
     }
 
-    /// Runs a schedule with `parallel` builds at once, where each group ends before the next begins.
-    fn all(plans: &[&str], parallel: usize) -> Vec<Vec<String>> {
-        let mut scheduler = scheduler(plans);
-        let mut taken = Vec::new();
+    /// Runs a schedule with `parallel` builds at once, where each group ends before the next begins. Returns the groups
+    /// with `|` between them.
+    fn all(plans: &str, parallel: usize) -> String {
+        let mut scheduler = scheduler(&plans.split(' ').collect::<Vec<_>>());
+        let mut taken: Vec<String> = Vec::new();
         loop {
             let now: Vec<ScheduledUp> = std::iter::from_fn(|| scheduler.start_next())
                 .take(parallel)
                 .collect();
             if now.is_empty() {
-                return taken;
+                return taken.join(" | ");
             }
-            taken.push(now.iter().map(shown).collect());
+            taken.push(now.iter().map(shown).collect::<Vec<_>>().join(" "));
             for up in &now {
                 scheduler.succeeded(up);
             }
@@ -243,67 +244,47 @@ mod tests {
 
     #[test]
     fn what_envs_share_is_built_by_one_of_them() {
-        // All envs share two steps.
-        assert_eq!(
-            all(&["abx", "aby", "abz"], 2),
-            [vec!["0+1+2:step1(2)"], vec!["0", "1"], vec!["2"]]
-        );
-        // Two envs share steps. The third shares none and runs beside them.
-        assert_eq!(
-            all(&["xyz", "abc", "abd"], 3),
-            [vec!["1+2:step1(2)", "0"], vec!["1", "2"]]
-        );
-        // All envs share one step, two of them share two more.
-        assert_eq!(
-            all(&["abcx", "abcy", "az"], 3),
-            [
-                vec!["0+1+2:step0(1)"],
-                vec!["0+1:step2(2)", "2"],
-                vec!["0", "1"]
-            ]
-        );
-        // Nothing is shared.
-        assert_eq!(all(&["ax", "by"], 2), [["0", "1"]]);
-        assert_eq!(all(&["abc"], 2), [["0"]]);
-        // The same key after different steps is another step.
-        assert_eq!(all(&["axc", "bxc"], 2), [["0", "1"]]);
-        // One plan is a prefix of the other, or equal to it.
-        assert_eq!(all(&["ab", "a"], 2), [vec!["0+1:step0(1)"], vec!["0", "1"]]);
-        assert_eq!(all(&["ab", "ab"], 1), [["0+1:step1(2)"], ["0"], ["1"]]);
-        assert_eq!(all(&["", ""], 2), [["0", "1"]]);
-        assert_eq!(all(&[], 2), Vec::<Vec<String>>::new());
+        for (plans, parallel, ups) in [
+            // All envs share two steps.
+            ("abx aby abz", 2, "0+1+2:step1(2) | 0 1 | 2"),
+            // Two envs share steps. The third shares none and runs beside them.
+            ("xyz abc abd", 3, "1+2:step1(2) 0 | 1 2"),
+            // All envs share one step, two of them share two more.
+            ("abcx abcy az", 3, "0+1+2:step0(1) | 0+1:step2(2) 2 | 0 1"),
+            // Nothing is shared.
+            ("ax by", 2, "0 1"),
+            ("abc", 2, "0"),
+            // The same key after different steps is another step.
+            ("axc bxc", 2, "0 1"),
+            // One plan is a prefix of the other, or equal to it.
+            ("ab a", 2, "0+1:step0(1) | 0 1"),
+            ("ab ab", 1, "0+1:step1(2) | 0 | 1"),
+            // Two empty plans.
+            (" ", 2, "0 1"),
+        ] {
+            assert_eq!(all(plans, parallel), ups, "{plans}");
+        }
+        assert_eq!(Scheduler::new(&[]).start_next(), None);
     }
 
     #[test]
     fn what_is_there_is_built_by_nobody() {
         // The env with the most existing steps builds.
-        assert_eq!(
-            all(&["abx", "Aby"], 2),
-            [vec!["1+0:step1(1)"], vec!["0", "1"]]
-        );
+        assert_eq!(all("abx Aby", 2), "1+0:step1(1) | 0 1");
         // A step that exists in one env exists for all.
-        assert_eq!(all(&["abx", "ABy"], 2), [["0", "1"]]);
-        assert_eq!(all(&["AB", "AB"], 2), [["0", "1"]]);
+        assert_eq!(all("abx ABy", 2), "0 1");
+        assert_eq!(all("AB AB", 2), "0 1");
     }
 
     #[test]
     fn what_is_skipped_or_not_asked_for_is_not_built_for_others() {
-        assert_eq!(
-            all(&["a-bx", "a-by"], 2),
-            [vec!["0+1:step2(2)"], vec!["0", "1"]]
-        );
-        assert_eq!(all(&["a-bx", "aby"], 1)[0], ["0+1:step2(2)"]);
-        assert_eq!(
-            all(&["a.bx", "a.by"], 2),
-            [vec!["0+1:step0(1)"], vec!["0", "1"]]
-        );
-        assert_eq!(all(&["A-", "A-"], 2), [["0", "1"]]);
+        assert_eq!(all("a-bx a-by", 2), "0+1:step2(2) | 0 1");
+        assert!(all("a-bx aby", 1).starts_with("0+1:step2(2) | "));
+        assert_eq!(all("a.bx a.by", 2), "0+1:step0(1) | 0 1");
+        assert_eq!(all("A- A-", 2), "0 1");
         // A step that runs again in each env cannot be shared.
-        assert_eq!(all(&["A!bx", "A!by"], 2), [["0", "1"]]);
-        assert_eq!(
-            all(&["a!b", "a!b"], 2),
-            [vec!["0+1:step0(1)"], vec!["0", "1"]]
-        );
+        assert_eq!(all("A!bx A!by", 2), "0 1");
+        assert_eq!(all("a!b a!b", 2), "0+1:step0(1) | 0 1");
     }
 
     #[test]

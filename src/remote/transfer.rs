@@ -335,21 +335,14 @@ mod tests {
         machines.put("here/d/other", "changed");
         let (missing, second) = machines.send(&["same", "d/other"]);
         assert_eq!(missing, [PathBuf::from("d/other")]);
-        assert_eq!(
-            machines.read(&format!("there/{}/d/other", first.directory)),
-            "sent"
-        );
+        let in_first = |name: &str| machines.read(&format!("there/{}/{name}", first.directory));
+        assert_eq!(in_first("d/other"), "sent");
         // Files are not hard-linked, so a change on the other machine affects only one directory.
         machines.put(&format!("there/{}/same", second.directory), "theirs");
-        assert_eq!(
-            machines.read(&format!("there/{}/same", first.directory)),
-            "sent"
-        );
+        assert_eq!(in_first("same"), "sent");
         machines.put("here/d/other", "sent");
-        assert_eq!(
-            machines.send(&["same", "d/other"]).1.directory,
-            first.directory
-        );
+        let again = machines.send(&["same", "d/other"]).1;
+        assert_eq!(again.directory, first.directory);
     }
 
     #[test]
@@ -377,12 +370,8 @@ mod tests {
         // A link in place of a sent file is not followed.
         let outside = machines.0.path().join("outside");
         fs::write(&outside, "outside").unwrap();
-        let link = machines
-            .0
-            .path()
-            .join("there")
-            .join(&second.directory)
-            .join("file");
+        let there = machines.0.path().join("there");
+        let link = there.join(&second.directory).join("file");
         fs::remove_file(&link).unwrap();
         symlink(&outside, &link).unwrap();
         machines.send(&["file"]);
@@ -428,26 +417,16 @@ mod tests {
         }
         let manifest = machines.manifest(&["a", "b", "c"]);
         let sent = machines.sent(&manifest, &["a", "b", "c"]);
+        let is_refused = |sent: &[u8]| take(&there, sent, io::sink()).is_err();
         // Truncated anywhere before the archive's end marker, which is optional.
         for length in (0..sent.len() - 2048).step_by(256) {
-            assert!(
-                take(&there, &sent[..length], io::sink()).is_err(),
-                "{length}"
-            );
+            assert!(is_refused(&sent[..length]), "{length}");
         }
-        assert!(
-            take(
-                &there,
-                machines.sent(&manifest, &["a", "b"]).as_slice(),
-                io::sink()
-            )
-            .is_err()
-        );
+        assert!(is_refused(&machines.sent(&manifest, &["a", "b"])));
         machines.put("here/b", "something else");
-        let sent = machines.sent(&manifest, &["a", "b", "c"]);
-        assert!(take(&there, sent.as_slice(), io::sink()).is_err());
+        assert!(is_refused(&machines.sent(&manifest, &["a", "b", "c"])));
         let outside = Manifest::from([(PathBuf::from("../x"), Seen::Directory)]);
-        assert!(take(&there, machines.sent(&outside, &[]).as_slice(), io::sink()).is_err());
+        assert!(is_refused(&machines.sent(&outside, &[])));
         let names = fs::read_dir(&there).unwrap();
         let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
         names.sort();

@@ -155,11 +155,7 @@ mod tests {
         assert_eq!((rows[1].cost.wall_ms, rows[1].jobs), (3, Some(4)));
         assert!(rows.iter().all(|row| row.slurm_job.as_deref() == Some("7")));
         let missing = directory.path().join("none/rows");
-        assert!(
-            Rows::open(&missing, None)
-                .unwrap_err()
-                .help_text()
-                .is_some()
-        );
+        let error = Rows::open(&missing, None).unwrap_err();
+        assert!(error.help_text().is_some());
     }
 }

@@ -313,39 +313,27 @@ mod tests {
         }
     }
 
-    fn sums(lines: &[&str]) -> Vec<(u64, u64)> {
+    /// Checks the sum after each line: `LINE => DONE/TOTAL`.
+    fn check_sums(lines: &str) {
         let mut tracker = Tracker::default();
-        lines
-            .iter()
-            .map(|line| {
-                tracker.line(line);
-                let sum = tracker.progress();
-                (sum.done, sum.total)
-            })
-            .collect()
+        for (line, sum) in lines.lines().filter_map(|line| line.split_once(" => ")) {
+            tracker.line(line.trim_start());
+            let NinjaProgress { done, total } = tracker.progress();
+            assert_eq!(format!("{done}/{total}"), sum, "{line}");
+        }
     }
 
     #[test]
     fn nested_builds_add_up() {
-        let lines = [
-            "[1/10] Building sub-project amd-llvm",
-            "[amd-llvm] -- Configuring done",
-            "[amd-llvm] [1/40] Building",
-            "[rocm-cmake] [1/2] Building",
-            "[amd-llvm] [40/40] Linking",
-            "[rocm-cmake] [2/2] Installing",
-            "[2/10] next",
-        ];
-        let expected = [
-            (1, 10),
-            (1, 10),
-            (2, 50),
-            (3, 52),
-            (42, 52),
-            (43, 52),
-            (44, 52),
-        ];
-        assert_eq!(sums(&lines), expected);
+        check_sums(
+            "[1/10] Building sub-project amd-llvm => 1/10
+            [amd-llvm] -- Configuring done => 1/10
+            [amd-llvm] [1/40] Building => 2/50
+            [rocm-cmake] [1/2] Building => 3/52
+            [amd-llvm] [40/40] Linking => 42/52
+            [rocm-cmake] [2/2] Installing => 43/52
+            [2/10] next => 44/52",
+        );
     }
 
     #[test]
@@ -368,46 +356,40 @@ mod tests {
 
     #[test]
     fn a_build_inside_a_build_without_a_name_is_told_by_its_total() {
-        let lines = [
-            "[90/100] Performing build step for 'runtimes'",
-            "[1/30] Building",
-            "[20/30] Building",
-            "[91/100] back outside",
-            "[100/100] end",
-        ];
-        let expected = [(90, 100), (91, 130), (110, 130), (111, 120), (120, 120)];
-        assert_eq!(sums(&lines), expected);
+        check_sums(
+            "[90/100] Performing build step for 'runtimes' => 90/100
+            [1/30] Building => 91/130
+            [20/30] Building => 110/130
+            [91/100] back outside => 111/120
+            [100/100] end => 120/120",
+        );
     }
 
     #[test]
     fn running_again_does_not_go_back() {
-        let lines = [
-            "[x] [30/40] a",
-            "[x] [1/40] started over",
-            "[x] [31/40] caught up",
-            "[x] ninja: build stopped: subcommand failed.",
-            "[x] [1/9] the rest",
-            "[x] [9/9] end",
-        ];
-        let expected = [(30, 40), (30, 40), (31, 40), (31, 31), (32, 40), (40, 40)];
-        assert_eq!(sums(&lines), expected);
+        check_sums(
+            "[x] [30/40] a => 30/40
+            [x] [1/40] started over => 30/40
+            [x] [31/40] caught up => 31/40
+            [x] ninja: build stopped: subcommand failed. => 31/31
+            [x] [1/9] the rest => 32/40
+            [x] [9/9] end => 40/40",
+        );
     }
 
     #[test]
     fn a_finished_project_expects_nothing_more() {
-        let lines = [
-            "[x] [30/40] a",
-            "[x completed in 12 seconds]",
-            "[x] [1/2] installing",
-            "[x] [30/40] and again",
-        ];
-        assert_eq!(sums(&lines), [(30, 40), (30, 30), (31, 32), (31, 41)]);
+        check_sums(
+            "[x] [30/40] a => 30/40
+            [x completed in 12 seconds] => 30/30
+            [x] [1/2] installing => 31/32
+            [x] [30/40] and again => 31/41",
+        );
     }
 
     #[test]
     fn ninja_may_learn_that_there_is_less_to_do() {
-        let lines = ["[1/400] a", "[2/380] b", "[3/20] c"];
-        assert_eq!(sums(&lines), [(1, 400), (2, 380), (3, 20)]);
+        check_sums("[1/400] a => 1/400\n[2/380] b => 2/380\n[3/20] c => 3/20");
     }
 
     #[test]

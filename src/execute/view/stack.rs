@@ -157,20 +157,10 @@ mod tests {
     fn fitted(layers: &[(&str, Option<&str>)], base: &str, hooks: &[&str]) -> (usize, String) {
         let mut stack = stack(layers);
         stack.fit(base, hooks);
-        let there = stack.hooks();
-        let ids: Vec<&str> = stack
-            .layers
-            .iter()
-            .filter_map(|layer| layer.id.as_deref())
-            .collect();
-        (
-            there,
-            format!(
-                "{}|{}",
-                ids.join(" "),
-                stack.upper.as_deref().unwrap_or_default()
-            ),
-        )
+        let ids = stack.layers.iter().filter_map(|layer| layer.id.as_deref());
+        let ids = ids.collect::<Vec<_>>().join(" ");
+        let upper = stack.upper.as_deref().unwrap_or_default();
+        (stack.hooks(), format!("{ids}|{upper}"))
     }
 
     #[test]

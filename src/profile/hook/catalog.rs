@@ -384,14 +384,11 @@ mod tests {
         }
         let script = |length: usize| {
             let run = "x".repeat(length);
-            read_text(&format!(
-                "{HEAD}[script]\nchanges = [\"f\"]\nrun = \"{run}\"\n"
-            ))
+            let text = format!("{HEAD}[script]\nchanges = [\"f\"]\nrun = \"{run}\"\n");
+            read_text(&text)
         };
-        assert_has!(
-            script(128 << 10).unwrap_err().message(),
-            ":7: the script is longer than 128 KiB"
-        );
+        let error = script(128 << 10).unwrap_err();
+        assert_has!(error.message(), ":7: the script is longer than 128 KiB");
         script((128 << 10) - 1).unwrap();
         let error = read_text(&format!("{HEAD}edits = 1\n")).unwrap_err();
         assert!(error.chain().join("\n").contains("unknown field `edits`"));
@@ -411,14 +408,11 @@ mod tests {
     fn the_digest_is_of_what_it_does() {
         let one = format!("{HEAD}[[patch]]\nfile = \"a.patch\"\n");
         let digest = |text: &str| read_text(text).unwrap().digest().unwrap();
-        assert_eq!(
-            digest(&one),
-            digest(&one.replace("\"d\"", "\"other words\""))
-        );
-        assert_eq!(
-            digest(&one),
-            digest(&format!("{one}[applies]\ntargets = [\"gfx1103\"]\n"))
-        );
+        let described = one.replace("\"d\"", "\"other words\"");
+        let applies = format!("{one}[applies]\ntargets = [\"gfx1103\"]\n");
+        for same in [described, applies] {
+            assert_eq!(digest(&one), digest(&same));
+        }
         assert_ne!(digest(&one), digest(&format!("{one}strip = 0\n")));
         assert_ne!(digest(&one), digest(&one.replace("\"src\"", "\"other\"")));
     }

@@ -184,10 +184,8 @@ fn the_extending_file_decides_which_steps_get_the_gpu() {
     }
     let both = format!("schema = 1\n{head}{needed}{}", step(without));
     let message = message(&both);
-    assert!(
-        message.contains("step `one` is in `needed-by`, but has `gpu = false` in /p/p.toml:8"),
-        "{message}"
-    );
+    let wanted = "step `one` is in `needed-by`, but has `gpu = false` in /p/p.toml:8";
+    assert_has!(message, wanted);
 }
 
 #[test]

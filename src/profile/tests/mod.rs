@@ -76,17 +76,9 @@ fn hostile_files() {
 
     assert_has!(message("deep"), "is invalid");
     write("big.toml", &b"# x\n".repeat(1 << 18));
-    assert!(
-        message("big").ends_with("big.toml is larger than 256 KiB"),
-        "{}",
-        message("big")
-    );
+    assert_has!(message("big"), "big.toml is larger than 256 KiB");
     write("latin.toml", b"schema = 1\n# \xe9\n");
-    assert!(
-        message("latin").ends_with("latin.toml: line 2 is not UTF-8"),
-        "{}",
-        message("latin")
-    );
+    assert_has!(message("latin"), "latin.toml: line 2 is not UTF-8");
     write("Upper.toml", b"schema = 1\nimage = \"x\"\n");
     assert!(message(&path("Upper.toml")).contains("bad profile name `Upper`"));
     nix::unistd::mkfifo(&dir.path().join("fifo.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
