@@ -288,11 +288,8 @@ impl<'a> Pull<'a> {
             };
             let outcome = self.unpack(&mut downloaded);
             failed.store(outcome.is_err(), Ordering::Relaxed);
-            let downloads = downloads
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // A failed download is the reason why unpacking ended early.
-            downloads.and(outcome)
+            thread::joined(downloads.join()).and(outcome)
         })
     }
 

@@ -162,11 +162,8 @@ pub(super) async fn send(
             }
         }
         drop(packages);
-        let read = reading
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         // If reading the layer failed, that is the cause.
-        read.and(outcome)?;
+        thread::joined(reading.join()).and(outcome)?;
     }
     let all: Option<Vec<Blob>> = found.into_iter().collect();
     all.ok_or_else(|| {

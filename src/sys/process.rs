@@ -263,10 +263,7 @@ impl Program {
             let end = self.supervise(&mut child, &stderr.into(), cancel, &failed, &mut lines);
             ended.store(true, Ordering::Release);
             drop(held);
-            let consumed = consumer.and_then(|consumer| {
-                let joined = consumer.join();
-                joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            });
+            let consumed = consumer.and_then(|consumer| thread::joined(consumer.join()));
             match (end?, consumed) {
                 (End::Cancelled, _) => Err(Error::new(
                     Kind::Signal(2),

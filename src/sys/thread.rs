@@ -18,6 +18,11 @@ pub(crate) fn start_in<'scope, T: Send + 'scope>(
     Builder::new().spawn_scoped(scope, work).map_err(refused)
 }
 
+/// Returns what a thread that has been joined returned; passes its panic on.
+pub(crate) fn joined<T>(outcome: std::thread::Result<T>) -> T {
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 fn refused(error: std::io::Error) -> Error {
     unavailable!("cannot start a thread")
         .source(error)

@@ -231,10 +231,7 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
             })?;
         Ok(work())
     };
-    std::thread::scope(|scope| match thread::start_in(scope, run)?.join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
+    std::thread::scope(|scope| thread::joined(thread::start_in(scope, run)?.join()))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::sys::error::Error;
+use crate::sys::thread;
 
 /// Tasks, and how the work is going.
 #[derive(Debug)]
@@ -134,10 +135,7 @@ impl<T: Send> Queue<T> {
             let others: Vec<_> = (1..threads).map_while(|at| new(at).ok()).collect();
             end(take_tasks());
             for other in others {
-                match other.join() {
-                    Ok(state) => end(state),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
+                end(thread::joined(other.join()));
             }
         });
     }

@@ -175,9 +175,7 @@ pub(crate) fn in_thread<T: Send>(
             std::thread::sleep(POLL);
             tick();
         }
-        worker
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        thread::joined(worker.join())
     })
 }
 

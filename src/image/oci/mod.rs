@@ -156,11 +156,8 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         }
         .run(into, progress);
         failed.store(outcome.is_err(), Ordering::Relaxed);
-        let downloaded = downloads
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         // If the download failed, that is why the extraction ended.
-        downloaded.and(outcome)
+        thread::joined(downloads.join()).and(outcome)
     })
 }
 
