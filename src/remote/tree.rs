@@ -184,10 +184,7 @@ impl Tree {
     fn parent(&self, below: &Path) -> nix::Result<(OwnedFd, CString)> {
         let name = below.file_name().ok_or(Errno::EINVAL)?;
         let name = CString::new(name.to_owned().into_vec()).map_err(|_| Errno::EINVAL)?;
-        let parent = match below.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let parent = beneath::parent(below);
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let parent = beneath::open_by(&self.fd, parent, flags, beneath::BELOW)?;
         Ok((parent, name))

@@ -168,18 +168,22 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
     .context(|| format!("cannot open directory `{}`", path.display()))
 }
 
+/// Returns the directory of a path's last part: `.` for a name alone.
+pub(crate) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// Splits `path` into its open parent directory and its last name, so that later operations use the descriptor.
 pub(crate) fn split(path: &Path) -> Result<(OwnedFd, CString)> {
     let name = path
         .file_name()
         .ok_or_else(|| unexpected!("`{}` has no name of its own", path.display()))?;
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
     let name = CString::new(name.as_bytes())
         .map_err(|_| unexpected!("`{}` contains a NUL", path.display()))?;
-    Ok((open_path(&parent)?, name))
+    Ok((open_path(parent(path))?, name))
 }
 
 #[cfg(test)]

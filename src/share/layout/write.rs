@@ -80,10 +80,7 @@ impl LayoutDraft {
     pub(in crate::share) fn new(place: &Path, time: u64) -> Result<Self> {
         let form = Form::of(place)?;
         let name = place.file_name().unwrap_or_default();
-        let parent = match place.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let parent = beneath::parent(place);
         let rights = account::caller();
         let place = parent.join(name);
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;

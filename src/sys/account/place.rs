@@ -12,6 +12,7 @@ use nix::sys::stat::Mode;
 
 use super::rights::{Rights, is_refusal};
 use crate::sys::error::{Error, Result, ResultExt as _, named_path};
+use crate::sys::{beneath, trusted_files};
 
 /// What to do about an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +39,7 @@ impl<'a> FilePlace<'a> {
         let Some(name) = path.file_name() else {
             return Err(usage!("`{}` is not the name of a file", path.display()));
         };
-        let parent_path = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let parent_path = beneath::parent(path);
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let parent = rights
             .open(
@@ -221,9 +219,8 @@ pub(crate) fn resolved(rights: &Rights, path: &Path) -> PathBuf {
         Mode::empty(),
         ResolveFlag::RESOLVE_NO_MAGICLINKS,
     );
-    let resolved = found.ok().and_then(|found| {
-        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&found));
-        fs::read_link(link).ok()
-    });
+    let resolved = found
+        .ok()
+        .and_then(|found| trusted_files::real(&found).ok());
     resolved.unwrap_or_else(|| path.to_owned())
 }
