@@ -11,7 +11,7 @@ use super::file::File;
 use super::structure::shorten;
 use super::{Profile, check, merge, value};
 use crate::sys::catalog::{CatalogEntry, Directory};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::span::At;
 use crate::sys::suggest;
 use crate::sys::{builtin, catalog, trusted_files};
@@ -198,10 +198,8 @@ fn find(dirs: &[Directory], name: &str, behind: Option<&Origin>) -> Result<Optio
     let builtin = builtin::PROFILES.get_file(&file).is_some();
     for dir in dirs.iter().filter(|dir| !(dir.current && builtin)) {
         let path = dir.path.join(&file);
-        match fs_err::symlink_metadata(&path) {
-            Ok(_) => candidates.push(Origin::File(path)),
-            Err(error) if catalog::is_absent(&error) => {}
-            Err(error) => return Err(error.into()),
+        if if_exists(fs_err::symlink_metadata(&path))?.is_some() {
+            candidates.push(Origin::File(path));
         }
     }
     if builtin {

@@ -38,12 +38,10 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], survives: Survives) -> Result<(
         .prefix(PREFIX)
         .tempfile_in(parent)
         .context(|| format!("cannot write in `{}`", parent.display()))?;
-    file.write_all(bytes)
-        .context(|| format!("cannot write `{}`", path.display()))?;
+    let cannot = || format!("cannot write `{}`", path.display());
+    file.write_all(bytes).context(cannot)?;
     if survives != Survives::Nothing {
-        file.as_file()
-            .sync_data()
-            .context(|| format!("cannot write `{}`", path.display()))?;
+        file.as_file().sync_data().context(cannot)?;
     }
     file.persist(path)
         .map_err(|error| error.error)

@@ -85,54 +85,52 @@ impl Checked {
     pub(crate) fn has(&self, path: &Path) -> bool {
         self.files.contains_key(path)
     }
+}
 
-    fn file(&self, path: &Path, found: &FileRead) -> bool {
-        match self.files.get(path) {
-            Some(known) => {
-                known.real == found.real
-                    && known.executable == found.executable
-                    && known.digest == <[u8; 32]>::from(Sha256::digest(&found.bytes))
-            }
-            None => !self.covers(path),
-        }
+impl Known {
+    fn is(&self, found: &FileRead) -> bool {
+        self.real == found.real
+            && self.executable == found.executable
+            && self.digest == <[u8; 32]>::from(Sha256::digest(&found.bytes))
     }
 }
 
 /// Refuses the content of a file that differs from what was checked. Files outside the checked directories pass.
 pub(crate) fn file(directories: &[Directory], path: &Path, found: &FileRead) -> Result<()> {
-    hold(directories, path, |checked, path| checked.file(path, found))
+    hold(directories, path, |checked, path| {
+        Some(checked.files.get(path)?.is(found))
+    })
 }
 
 /// Like [`file()`], for a symlink and its target.
 pub(crate) fn link(directories: &[Directory], path: &Path, text: &Path) -> Result<()> {
     hold(directories, path, |checked, path| {
-        match checked.links.get(path) {
-            Some(known) => known == text,
-            None => !checked.covers(path),
-        }
+        Some(checked.links.get(path)? == text)
     })
 }
 
 /// Like [`file()`], for a directory and its number of names; each entry is checked by itself.
 pub(crate) fn names(directories: &[Directory], path: &Path, count: usize) -> Result<()> {
     hold(directories, path, |checked, path| {
-        match checked.names.get(path) {
-            Some(known) => *known == count,
-            None => !checked.covers(path),
-        }
+        Some(*checked.names.get(path)? == count)
     })
 }
 
+/// `is_same` returns `None` for what was not there when the directory was checked.
 fn hold(
     directories: &[Directory],
     path: &Path,
-    is_same: impl Fn(&Checked, &Path) -> bool,
+    is_same: impl Fn(&Checked, &Path) -> Option<bool>,
 ) -> Result<()> {
     let plain = without_dots(&std::path::absolute(path)?);
     let mut checked = directories
         .iter()
         .filter_map(|directory| directory.checked.as_ref());
-    match checked.all(|checked| is_same(checked, &plain)) {
+    let is_held = |checked: &Checked| {
+        let is_same = is_same(checked, &plain);
+        is_same.unwrap_or_else(|| !checked.covers(&plain))
+    };
+    match checked.all(|checked| is_held(checked)) {
         true => Ok(()),
         false => Err(changed(path)),
     }
