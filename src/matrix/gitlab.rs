@@ -10,6 +10,8 @@ use crate::sys::error::Result;
 const METRICS: &str = "rockenv-metrics.jsonl";
 /// Name of the common job: not a valid env name, and not a GitLab keyword.
 const COMMON: &str = "what is common";
+/// The rule that restricts a job to the child pipeline.
+const INNER: &str = "  rules:\n    - if: $CI_PIPELINE_SOURCE == \"parent_pipeline\"\n";
 
 /// Writes the pipeline. `file` is the pipeline's path in the repository.
 pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
@@ -65,7 +67,7 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
         text.push(format!(
             "{}:\n  stage: clean\n{}      when: always\n  timeout: {} minutes\n{}{}  script:\n    - {}",
             scalar("leave nothing"),
-            inner(),
+            INNER,
             pipeline.calls.minutes,
             tags(runner),
             variables(pipeline),
@@ -97,11 +99,6 @@ fn one_at_a_time(file: &str) -> String {
     )
 }
 
-/// Writes the rule that restricts a job to the child pipeline.
-fn inner() -> &'static str {
-    "  rules:\n    - if: $CI_PIPELINE_SOURCE == \"parent_pipeline\"\n"
-}
-
 fn job(
     pipeline: &Pipeline,
     name: &str,
@@ -114,7 +111,7 @@ fn job(
     let needs = needs.map(|job| format!("{{job: {}, artifacts: false}}", scalar(job)));
     let minutes = pipeline.calls.minutes;
     let (when, minutes) = match pipeline.cleans_last() {
-        true => (inner(), minutes),
+        true => (INNER, minutes),
         // The script's limit, plus an hour for `after_script` and 15 minutes for the rest of the job.
         false => ("  interruptible: true\n", minutes.saturating_add(75)),
     };
@@ -185,14 +182,11 @@ mod tests {
     #[test]
     fn one_outer_job_runs_the_others_and_cleaning_has_its_own_time() {
         let text = pipeline(&example(true, &[]), "ci/rockenv.yml").unwrap();
-        let last = format!(
-            "\"leave nothing\":\n  stage: clean\n{}      when: always\n",
-            inner()
-        );
+        let last = format!("\"leave nothing\":\n  stage: clean\n{INNER}      when: always\n");
         assert_has!(text, &last);
         // The outer job runs all others and is not part of the child pipeline.
-        assert_eq!(text.matches(inner()).count(), 6, "{text}");
-        let outer = format!("{}      when: never\n", inner());
+        assert_eq!(text.matches(INNER).count(), 6, "{text}");
+        let outer = format!("{INNER}      when: never\n");
         assert_eq!(text.matches(&outer).count(), 1, "{text}");
         assert_has!(text, "      - local: \"ci/rockenv.yml\"\n");
         assert_eq!(

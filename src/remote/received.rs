@@ -53,20 +53,16 @@ pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Re
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = entry.path()?;
+        let name = path.to_string_lossy();
+        let name = name.escape_debug();
         if !is_below(&path, &wanted) {
-            let name = path.to_string_lossy();
-            let name = name.escape_debug();
-            return Err(damaged(format!(
-                "it sent `{name}`, which was not requested"
-            )));
+            let why = format!("it sent `{name}`, which was not requested");
+            return Err(damaged(why));
         }
         let kind = entry.header().entry_type();
         if !is_placed(kind) {
-            let name = path.to_string_lossy();
-            let name = name.escape_debug();
-            return Err(damaged(format!(
-                "`{name}` is not a file, directory or link"
-            )));
+            let why = format!("`{name}` is not a file, directory or link");
+            return Err(damaged(why));
         }
         if kind.is_dir() {
             // Directories come last, because their mode may forbid adding content.
