@@ -230,19 +230,12 @@ pub(super) fn make(
     arrived: Arrived<'_>,
     look: &mut dyn FnMut() -> Result<()>,
 ) -> Result<service::SnapshotImage> {
-    let Arrived {
-        directory,
-        tree,
-        below,
-        archive,
-        diff_id,
-        unpacked,
-    } = arrived;
+    let (directory, tree) = (arrived.directory, arrived.tree);
     // Noted before the image exists, so that discarding the directory removes the image too.
     store.note_tree(directory, &service.socket, tree)?;
     let place = ContainerTree {
         socket: service.socket.clone(),
-        image: below,
+        image: arrived.below,
         name: format!("rockenv-pull-{tree}"),
         store: store.root().to_string_lossy().into_owned(),
         id: store.id()?,
@@ -254,9 +247,9 @@ pub(super) fn make(
     let report = directory.join("report");
     let unpack = Unpack {
         place: &place,
-        archive,
-        diff_id,
-        unpacked,
+        archive: arrived.archive,
+        diff_id: arrived.diff_id,
+        unpacked: arrived.unpacked,
         program: &Host::probe()?.program,
         report: &report,
     };

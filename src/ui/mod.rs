@@ -553,12 +553,9 @@ fn screen() -> (usize, usize) {
     let size = rustix::termios::tcgetwinsize(io::stdout());
     let size = size.map_or((0, 0), |size| (size.ws_row, size.ws_col));
     // A serial console reports a size of zero.
-    let or = |known: u16, usual| {
-        if known == 0 {
-            usual
-        } else {
-            usize::from(known)
-        }
+    let or = |known: u16, usual| match known {
+        0 => usual,
+        known => usize::from(known),
     };
     (or(size.0, usize::MAX), or(size.1, 80))
 }

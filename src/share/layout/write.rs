@@ -239,16 +239,10 @@ impl LayoutDraft {
 
     /// Gives the layout its final name once all of it is on the disk; returns its size in bytes.
     pub(in crate::share) fn finish(mut self) -> Result<u64> {
-        let Image {
-            names,
-            config,
-            manifest,
-        } = self
-            .image
-            .take()
-            .ok_or_else(|| unexpected!("a layout without an image"))?;
+        let image = self.image.take();
+        let image = image.ok_or_else(|| unexpected!("a layout without an image"))?;
         let mut sizes = Vec::new();
-        for bytes in [&config, &manifest] {
+        for bytes in [&image.config, &image.manifest] {
             let sha256 = hex::encode(Sha256::digest(bytes));
             self.member(&blob(&sha256), bytes)?;
             sizes.push((sha256, bytes.len() as u64));
@@ -257,15 +251,12 @@ impl LayoutDraft {
             "schemaVersion": 2, "mediaType": INDEX_TYPE,
             "manifests": [{
                 "mediaType": MANIFEST, "digest": format!("sha256:{}", sizes[1].0), "size": sizes[1].1,
-                "annotations": names,
+                "annotations": image.names,
             }],
         });
         self.member(INDEX, index.to_string().as_bytes())?;
-        let total = self
-            .blobs
-            .values()
-            .chain(sizes.iter().map(|(_, size)| size));
-        let total = total.sum();
+        let small = sizes.iter().map(|(_, size)| size);
+        let total = self.blobs.values().chain(small).sum();
         if self.form == Form::Archive {
             self.file.write_all(&[0; 2 * BLOCK as usize])?;
             let end = self.file.stream_position()?;
@@ -279,13 +270,10 @@ impl LayoutDraft {
             }
         }
         self.publish()?;
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let none = (Mode::empty(), ResolveFlag::empty());
-        let parent = self
-            .rights
-            .open(Some(self.parent.as_fd()), ".", flags, none.0, none.1);
+        let (at, flags) = (self.parent.as_fd(), OFlag::O_RDONLY | OFlag::O_DIRECTORY);
+        let (mode, resolve) = (Mode::empty(), ResolveFlag::empty());
         // A directory may be writable but not readable.
-        if let Ok(parent) = parent {
+        if let Ok(parent) = self.rights.open(Some(at), ".", flags, mode, resolve) {
             nix::unistd::fsync(parent)?;
         }
         Ok(total)
