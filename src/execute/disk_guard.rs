@@ -346,22 +346,11 @@ mod tests {
     #[test]
     fn a_file_system_is_filled_by_what_was_taken_from_it() {
         let filled = |total: u64, before: u64, lowest: u64, line: &str| {
-            let place = Place {
-                path: PathBuf::from("/"),
-                marks: Marks::new(0, total),
-                before,
-                now: before,
-                lowest,
-                warned: false,
-            };
-            let guard = DiskGuard {
-                step: "s".to_owned(),
-                run: PathBuf::from("/nowhere"),
-                places: vec![place],
-                paused: false,
-                seen: None,
-                advice: None,
-            };
+            let path = Path::new("/");
+            let mut guard = DiskGuard::new("s", path, std::iter::once(path), 0).unwrap();
+            let place = &mut guard.places[0];
+            (place.before, place.lowest) = (before, lowest);
+            place.marks = Marks::new(0, total);
             guard.filled([line].into_iter()).is_some()
         };
         let (mib, full) = (1 << 20, "x: No space left on device");

@@ -437,18 +437,11 @@ mod tests {
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
-        let ninja = events
-            .iter()
-            .rev()
-            .find(|event| matches!(event, Event::Ninja { .. }));
-        assert!(matches!(
-            ninja,
-            Some(Event::Ninja {
-                done: 2,
-                total: 2,
-                ..
-            })
-        ));
+        let mut counts = events.iter().rev().filter_map(|event| match event {
+            Event::Ninja { done, total, .. } => Some((*done, *total)),
+            _ => None,
+        });
+        assert_eq!(counts.next(), Some((2, 2)));
         assert!(matches!(events.last(), Some(Event::Finished { .. })));
         let lines = |event: &&Event| matches!(event, Event::Output { .. });
         assert_eq!(events.iter().filter(lines).count(), 34);

@@ -461,21 +461,21 @@ mod tests {
 
     #[test]
     fn permission_denied_is_told_apart() {
-        let denied = |change: &dyn Fn(&mut Attempt)| {
+        use AccessLayer::{Group, Other, Selinux, UserNamespace};
+        let check = |change: &dyn Fn(&mut Attempt), layer: AccessLayer, part: &str| {
             let mut attempt = attempt();
             attempt.open = Some(Errno::EACCES);
             change(&mut attempt);
-            attempt.refusal().unwrap()
+            let (found, words) = attempt.refusal().unwrap();
+            assert_eq!(found, layer, "{words}");
+            assert_has!(words, part);
         };
-        let (layer, words) = denied(&|it| it.who.groups = vec![1000]);
-        assert_eq!(layer, AccessLayer::Group);
-        assert_has!(words, "group 105, mode 0660");
-        let (layer, words) = denied(&|it| change_node(it, |node| node.mode = 0o600));
-        assert_eq!(layer, AccessLayer::Group);
-        assert_has!(words, "its group has no permission");
-        let (layer, words) = denied(&|it| change_node(it, |node| node.gid = 0));
-        assert_eq!(layer, AccessLayer::Group);
-        assert_has!(words, "root alone");
+        let of_owner = |it: &mut Attempt| change_node(it, |node| node.mode = 0o600);
+        let of_root = |it: &mut Attempt| change_node(it, |node| node.gid = 0);
+        let outside = |it: &mut Attempt| it.who.groups = vec![1000];
+        check(&outside, Group, "group 105, mode 0660");
+        check(&of_owner, Group, "its group has no permission");
+        check(&of_root, Group, "root alone");
         // Applies to root in the namespace, and to a user with other unmapped groups.
         for (uid, groups) in [(1000, vec![1000]), (0, vec![0]), (0, vec![0, NOBODY])] {
             let mapped = |it: &mut Attempt| {
@@ -487,24 +487,23 @@ mod tests {
                 };
                 change_node(it, |node| (node.uid, node.gid) = (NOBODY, NOBODY));
             };
-            assert_eq!(denied(&mapped).0, AccessLayer::UserNamespace);
-            let (layer, _) = denied(&|it| {
+            let mapped_of_owner = |it: &mut Attempt| {
                 mapped(it);
-                change_node(it, |node| node.mode = 0o600);
-            });
-            assert_eq!(layer, AccessLayer::Group);
+                of_owner(it);
+            };
+            check(&mapped, UserNamespace, "has no id");
+            check(&mapped_of_owner, Group, "");
         }
         // The mode allows access, so a layer that ignores modes refused it.
-        let (layer, words) = denied(&|it| it.who.selinux = Some("u:r:container_t:s0".into()));
-        assert_eq!(layer, AccessLayer::Selinux);
-        assert_has!(words, "container_t");
-        assert_eq!(denied(&|_| {}).0, AccessLayer::Other);
+        let labelled = |it: &mut Attempt| it.who.selinux = Some("u:r:container_t:s0".into());
+        check(&labelled, Selinux, "container_t");
+        check(&|_| {}, Other, "");
         // The node is world-writable, as in some distributions, so groups do not matter.
-        let (layer, _) = denied(&|it| {
+        let world_writable = |it: &mut Attempt| {
             it.who.groups.clear();
             change_node(it, |node| node.mode = 0o666);
-        });
-        assert_eq!(layer, AccessLayer::Other);
+        };
+        check(&world_writable, Other, "");
     }
 
     #[test]
