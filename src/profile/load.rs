@@ -144,13 +144,11 @@ pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
         .into_iter()
         .map(|entry| match entry.path {
             Some(path) => {
-                let origin = Origin::File(path.clone());
-                match value::name("profile", &entry.name) {
-                    Ok(()) => listed(entry.name, origin, read(dirs, &path).map(|(_, text)| text)),
-                    Err(refused) => {
-                        listed(entry.name, origin, Err(invalid!("{}", refused.message)))
-                    }
-                }
+                let text = match value::name("profile", &entry.name) {
+                    Ok(()) => read(dirs, &path).map(|(_, text)| text),
+                    Err(refused) => Err(invalid!("{}", refused.message)),
+                };
+                listed(entry.name, Origin::File(path), text)
             }
             None => {
                 let origin = Origin::Builtin(format!("{}.toml", entry.name));
@@ -330,23 +328,17 @@ fn parent(
     let own = &sources.file(&extends.place).origin;
     let found = if is_toml(extends) {
         let Origin::File(path) = own else {
-            return Err(problem(
-                "a built-in profile extends by name".to_owned(),
-                "a path",
-            ));
+            let message = "a built-in profile extends by name".to_owned();
+            return Err(problem(message, "a path"));
         };
         if extends.starts_with('/') || extends.starts_with('~') {
-            return Err(problem(
-                format!("`{shown}` is not relative to this file"),
-                "an absolute path",
-            ));
+            let message = format!("`{shown}` is not relative to this file");
+            return Err(problem(message, "an absolute path"));
         }
         let path = path.with_file_name("").join(&extends.value);
         if !path.is_file() {
-            return Err(problem(
-                format!("there is no file {}", path.display()),
-                "not found",
-            ));
+            let message = format!("there is no file {}", path.display());
+            return Err(problem(message, "not found"));
         }
         Origin::File(path)
     } else {
@@ -367,9 +359,8 @@ fn parent(
             None => {
                 let unknown = unknown(dirs, extends);
                 let refused = problem(unknown.message().to_owned(), "not found");
-                return Err(Box::new(
-                    refused.help(unknown.help_text().unwrap_or_default()),
-                ));
+                let help = unknown.help_text().unwrap_or_default();
+                return Err(Box::new(refused.help(help)));
             }
         }
     };
@@ -385,10 +376,8 @@ fn parent(
         return Err(problem(message, "closes the cycle"));
     }
     if sources.len() >= LONGEST {
-        return Err(problem(
-            format!("more than {LONGEST} profiles extend each other"),
-            "one too many",
-        ));
+        let message = format!("more than {LONGEST} profiles extend each other");
+        return Err(problem(message, "one too many"));
     }
     Ok(found)
 }

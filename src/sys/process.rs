@@ -302,18 +302,10 @@ impl Program {
     fn spawn(&self) -> Result<Child> {
         let mut command = if self.isolated {
             let unshare = Self::find("unshare", "running programs in isolation")?;
+            let options =
+                "--fork --pid --mount --mount-proc --propagation=private --kill-child=KILL";
             let mut command = Command::new(unshare.path);
-            command
-                .args([
-                    "--fork",
-                    "--pid",
-                    "--mount",
-                    "--mount-proc",
-                    "--propagation=private",
-                    "--kill-child=KILL",
-                    "--",
-                ])
-                .arg(&self.path);
+            command.args(options.split(' ')).arg("--").arg(&self.path);
             command
         } else {
             Command::new(&self.path)

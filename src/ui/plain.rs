@@ -184,18 +184,14 @@ impl Plain {
         };
         let mut parts = vec![text];
         if !matches!(outcome, Outcome::Skipped | Outcome::Hit) {
-            parts.extend(
-                cost.cpu_ms
-                    .map(|cpu| format!("cpu {}", size::duration(Duration::from_millis(cpu)))),
-            );
-            parts.extend(
-                cost.peak_memory
-                    .map(|peak| format!("memory {}", size::bytes(peak))),
-            );
-            parts.extend(
-                cost.disk_delta
-                    .map(|change| format!("disk {}", size::delta(change))),
-            );
+            let cpu = cost.cpu_ms.map(Duration::from_millis);
+            let figures = [
+                ("cpu", cpu.map(size::duration)),
+                ("memory", cost.peak_memory.map(size::bytes)),
+                ("disk", cost.disk_delta.map(size::delta)),
+            ];
+            let known = figures.into_iter();
+            parts.extend(known.filter_map(|(name, text)| Some(format!("{name} {}", text?))));
         }
         parts.join(", ")
     }

@@ -220,42 +220,28 @@ impl Attempt {
             }
             Ok(node) => node,
         };
-        if let Some((major, minor)) = self.expected.filter(|number| *number != node.number) {
-            let (here, here_minor) = node.number;
-            return Some((
-                AccessLayer::Stale,
-                format!(
-                    "its number is {here}:{here_minor}, but on the host it is now {major}:{minor}"
-                ),
-            ));
+        let (major, minor) = node.number;
+        if let Some((now, now_minor)) = self.expected.filter(|number| *number != node.number) {
+            let here = format!("its number is {major}:{minor}");
+            let why = format!("{here}, but on the host it is now {now}:{now_minor}");
+            return Some((AccessLayer::Stale, why));
         }
         match (self.open, self.ask) {
             (None, None) => None,
             (Some(Errno::EACCES), _) => Some(self.denied(node)),
-            (Some(error @ Errno::EPERM), _) => Some((
-                AccessLayer::DeviceCgroup,
-                format!(
-                    "{}: device rules of a control group exclude it",
-                    words(error)
-                ),
-            )),
-            (Some(error @ (Errno::ENXIO | Errno::ENODEV)), _) => Some((
-                AccessLayer::Stale,
-                format!(
-                    "{}: no driver has number {}:{}",
-                    words(error),
-                    node.number.0,
-                    node.number.1
-                ),
-            )),
+            (Some(error @ Errno::EPERM), _) => {
+                let why = words(error) + ": device rules of a control group exclude it";
+                Some((AccessLayer::DeviceCgroup, why))
+            }
+            (Some(error @ (Errno::ENXIO | Errno::ENODEV)), _) => {
+                let why = format!("{}: no driver has number {major}:{minor}", words(error));
+                Some((AccessLayer::Stale, why))
+            }
             // The standard messages of these errors are about terminals and arguments.
-            (None, Some(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS | Errno::ENODEV)) => Some((
-                AccessLayer::Stale,
-                format!(
-                    "number {}:{} belongs to another driver",
-                    node.number.0, node.number.1
-                ),
-            )),
+            (None, Some(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS | Errno::ENODEV)) => {
+                let why = format!("number {major}:{minor} belongs to another driver");
+                Some((AccessLayer::Stale, why))
+            }
             (Some(error), _) | (None, Some(error)) => Some((AccessLayer::Other, words(error))),
         }
     }

@@ -172,21 +172,11 @@ impl<'a> FilePlace<'a> {
     }
 
     fn refused(&self, errno: Errno) -> Error {
-        match is_refusal(errno) {
-            true if self.exists_here() => {
-                let file = format!("`{}`", self.path.display());
-                self.rights.may_not_write(&file, errno)
-            }
-            true => {
-                let directory = format!("to directory `{}`", self.parent_path.display());
-                self.rights.may_not_write(&directory, errno)
-            }
-            false => self.rights.refused(&self.parent_path, errno),
+        if is_refusal(errno) && self.rights.exists(self.parent.as_fd(), &self.name) {
+            let file = format!("`{}`", self.path.display());
+            return self.rights.may_not_write(&file, errno);
         }
-    }
-
-    fn exists_here(&self) -> bool {
-        self.rights.exists(self.parent.as_fd(), &self.name)
+        self.rights.refused(&self.parent_path, errno)
     }
 }
 
