@@ -199,10 +199,8 @@ impl Build {
     fn take(&mut self, log: BuildLog, now: SystemTime) {
         self.modified = Some(log.modified);
         let before: HashSet<&Command> = self.before.iter().collect();
-        let new = log
-            .commands
-            .iter()
-            .filter(|command| !before.contains(command));
+        let new = log.commands.iter();
+        let new = new.filter(|command| !before.contains(command));
         let mut ended = 0;
         let mut last = 0;
         for command in new {

@@ -180,10 +180,8 @@ impl DiskGuard {
 
     /// Returns how long to wait until the next check.
     pub(crate) fn period(&self) -> Duration {
-        let short = self
-            .places
-            .iter()
-            .any(|place| place.lowest < place.marks.warn * 2);
+        let mut places = self.places.iter();
+        let short = places.any(|place| place.lowest < place.marks.warn * 2);
         if short { SOON } else { PERIOD }
     }
 

@@ -65,10 +65,8 @@ pub(crate) fn copy(arguments: &[String]) -> Result<()> {
         return Err(usage());
     };
     let (uid, gid): (u32, u32) = (parse(uid)?, parse(gid)?);
-    let theirs: Vec<_> = theirs
-        .iter()
-        .map(fs::canonicalize)
-        .collect::<std::io::Result<_>>()?;
+    let theirs = theirs.iter().map(fs::canonicalize);
+    let theirs: Vec<_> = theirs.collect::<std::io::Result<_>>()?;
     let mut archive = tar::Archive::new(std::io::stdin().lock());
     for entry in archive.entries()? {
         let mut entry = entry?;

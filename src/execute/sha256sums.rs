@@ -97,10 +97,8 @@ fn exported(lines: &[&[u8]]) -> Option<Vec<(PathBuf, Exported)>> {
     let (mark, rest) = lines.split_first()?;
     let count = std::str::from_utf8(mark.strip_prefix(MARK.as_bytes())?).ok()?;
     let ours = rest.get(..count.split_once(' ')?.0.parse().ok()?)?;
-    let whole: Vec<_> = ours
-        .iter()
-        .map(|line| [line, &b"\n"[..]].concat())
-        .collect();
+    let whole = ours.iter().map(|line| [line, &b"\n"[..]].concat());
+    let whole: Vec<_> = whole.collect();
     if !marked(&whole).starts_with(&[mark, &b"\n"[..]].concat()) {
         return None;
     }

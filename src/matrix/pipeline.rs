@@ -121,10 +121,8 @@ impl Pipeline {
         // A YAML block takes its indentation from its first line.
         calls.setup = calls.setup.map(|line| line.trim().to_owned());
         calls.rockenv = calls.rockenv.trim().to_owned();
-        let words = calls
-            .setup
-            .iter()
-            .chain([&calls.rockenv, &calls.written_by]);
+        let own = [&calls.rockenv, &calls.written_by];
+        let words = calls.setup.iter().chain(own);
         let words = words.chain(jobs.iter().flat_map(|job| &job.up));
         let registry = match &share {
             Share::Registry(registry) => Some(registry),

@@ -284,10 +284,8 @@ fn variables(terminal: &Terminal) -> String {
     ];
     let colors = colors.iter().filter(|(_, is_set)| *is_set);
     let system = terminal.ci_system.map(System::variable);
-    let names: Vec<&str> = system
-        .into_iter()
-        .chain(colors.map(|(name, _)| *name))
-        .collect();
+    let colors = colors.map(|(name, _)| *name);
+    let names: Vec<&str> = system.into_iter().chain(colors).collect();
     names.join(",")
 }
 

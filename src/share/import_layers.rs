@@ -207,10 +207,8 @@ impl<'a> Pull<'a> {
     }
 
     fn bytes(&self) -> u64 {
-        let sizes = self
-            .needed
-            .iter()
-            .map(|index| self.document.blobs[*index].size);
+        let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
+        let sizes = blobs.map(|blob| blob.size);
         sizes.fold(0, u64::saturating_add)
     }
 
@@ -322,10 +320,8 @@ impl<'a> Pull<'a> {
                 (None, Some(base)) => Some(self.to.store.layer_dir(&base.id)),
                 (None, None) => None,
             };
-            let below_layer = made
-                .last()
-                .map(|(_, layer, _)| layer)
-                .or(self.base.as_ref());
+            let last = made.last().map(|(_, layer, _)| layer);
+            let below_layer = last.or(self.base.as_ref());
             let tree: TreeId = random_id()?.try_into()?;
             let step = ImportedStep {
                 at,

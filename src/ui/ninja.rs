@@ -64,10 +64,8 @@ pub(crate) fn parse(line: &str) -> Option<Count<'_>> {
 /// Returns the text inside the bracket that `text` starts with.
 fn bracket(text: &str) -> Option<&str> {
     let inside = text.strip_prefix('[')?;
-    let end = inside
-        .bytes()
-        .take(BRACKET_MAX)
-        .position(|byte| byte == b']' || byte == b'[')?;
+    let mut bytes = inside.bytes().take(BRACKET_MAX);
+    let end = bytes.position(|byte| byte == b']' || byte == b'[')?;
     (inside.as_bytes()[end] == b']').then(|| &inside[..end])
 }
 

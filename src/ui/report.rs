@@ -83,23 +83,19 @@ impl Reporter {
     }
 
     pub(crate) fn note(&self, message: impl Into<String>) {
-        self.emit(&Event::Note {
-            message: message.into(),
-        });
+        let message = message.into();
+        self.emit(&Event::Note { message });
     }
 
     pub(crate) fn warn(&self, message: impl Into<String>) {
-        self.emit(&Event::Warning {
-            message: message.into(),
-        });
+        let message = message.into();
+        self.emit(&Event::Warning { message });
     }
 
     /// Reports the end of the run.
     pub(crate) fn finish(&self, outcome: Outcome, message: impl Into<String>) {
-        self.emit(&Event::Finished {
-            outcome,
-            message: message.into(),
-        });
+        let message = message.into();
+        self.emit(&Event::Finished { outcome, message });
     }
 
     /// Removes the moving line of an image or a transfer. Some transfers end without an event, for example when the

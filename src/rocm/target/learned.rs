@@ -77,10 +77,8 @@ impl Learned {
     /// Replaces or adds rows of the built-in table.
     pub(super) fn join(&self, table: &mut Table) {
         for declared in &self.targets {
-            let known = table
-                .targets
-                .iter()
-                .position(|row| row.declared.name == declared.name);
+            let mut rows = table.targets.iter();
+            let known = rows.position(|row| row.declared.name == declared.name);
             let row = row(known.map(|at| &table.targets[at]), declared);
             match known {
                 Some(at) => table.targets[at] = row,

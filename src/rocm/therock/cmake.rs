@@ -252,10 +252,8 @@ mod tests {
     fn words(text: &str) -> Vec<String> {
         let commands = parse("f.cmake", text).unwrap();
         let words = commands.iter().flat_map(|command| {
-            let arguments = command
-                .arguments
-                .iter()
-                .map(|argument| argument.text.clone());
+            let arguments = command.arguments.iter();
+            let arguments = arguments.map(|argument| argument.text.clone());
             std::iter::once(command.name.clone()).chain(arguments)
         });
         words.collect()

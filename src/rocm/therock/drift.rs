@@ -316,11 +316,8 @@ mod tests {
             families: vec!["gfx1170".into()],
             excluded: Vec::new(),
         });
-        let target = checkout
-            .targets
-            .iter_mut()
-            .find(|target| target.name == "gfx1103")
-            .unwrap();
+        let mut targets = checkout.targets.iter_mut();
+        let target = targets.find(|target| target.name == "gfx1103").unwrap();
         target.product = "Radeon 780M".into();
         target.families.pop();
         target.families.push("phoenix".into());

@@ -124,10 +124,8 @@ fn declared<'a>(
                 if declared.excluded.iter().any(|one| one.project == text) {
                     return Err(wrong(argument, "duplicate project"));
                 }
-                let words = argument
-                    .comment
-                    .iter()
-                    .flat_map(|text| text.split_whitespace());
+                let comment = argument.comment.iter();
+                let words = comment.flat_map(|text| text.split_whitespace());
                 let mut addresses = words.filter(|word| word.starts_with("https://"));
                 declared.excluded.push(Excluded {
                     project: text.to_owned(),

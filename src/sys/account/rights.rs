@@ -420,10 +420,8 @@ pub(crate) fn become_person(person: &Person) -> Result<()> {
 
 /// Serves calls as the user until the command that asks has ended, which closes standard input.
 pub(crate) fn serve(arguments: &[String]) -> Result<()> {
-    let numbers: Vec<u32> = arguments
-        .iter()
-        .filter_map(|text| text.parse().ok())
-        .collect();
+    let numbers = arguments.iter().filter_map(|text| text.parse().ok());
+    let numbers: Vec<u32> = numbers.collect();
     let [uid, gid, ref groups @ ..] = numbers[..] else {
         return Err(unexpected!("this is started by `rockenv`, not manually"));
     };
