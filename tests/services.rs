@@ -24,12 +24,13 @@ mod space;
 mod volumes;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::Command;
 
 use fs_err as fs;
 use rockenv::testing::Service;
 use support::env::TestStore;
-use support::loopfs::bind;
+use support::loopfs::{bind, run};
+use support::template::write_recipe;
 
 /// Two steps, with a build volume, user files and an output that both steps touch.
 const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
@@ -215,18 +216,27 @@ fn a_directory_in_place_of_the_agents_socket_is_removed() {
     assert_nothing_left(&store);
 }
 
-/// Writes profile [`TWO`] with an image that no other test's store has.
+/// Writes profile [`TWO`] with an image that no other test's store has. It is small, because the service copies it.
 fn own_image(store: &TestStore) {
-    let images = store.work().join("images");
-    let base = fs::read_to_string(images.join("base.toml")).unwrap();
-    // The same directory, but a different recipe for each test.
-    static COUNT: AtomicUsize = AtomicUsize::new(1);
-    let here = "./".repeat(COUNT.fetch_add(1, Ordering::Relaxed));
-    let own = base.replacen("path = '/", &format!("path = '/{here}"), 1);
-    fs::write(images.join("own.toml"), own).unwrap();
+    let tree = store.work().join("tree");
+    let script = r#"
+        mkdir -p "$2/root" "$2/tmp" "$2/var/tmp"
+        cd "$1"
+        cp -a --parents -t "$2" bin lib lib64 etc/passwd etc/group etc/os-release usr/lib/os-release usr/bin/sh \
+            usr/bin/dash usr/bin/cat usr/lib64/ld-linux-x86-64.so.2 usr/lib/*/ld-linux-x86-64.so.2 usr/lib/*/libc.so.6"#;
+    let mut copy = Command::new("sh");
+    run(copy
+        .args(["-euc", script, "sh"])
+        .args([&support::rootfs(), &tree]));
+    on_image_of(store, &tree);
+}
+
+/// Writes profile [`TWO`] with image `own`, which is a copy of this tree.
+fn on_image_of(store: &TestStore, tree: &Path) {
+    write_recipe(&store.work().join("images/own.toml"), tree);
     let profile = format!("schema = 1\nimage = \"own\"\n{TWO}");
-    let name = format!("{}.toml", store.env());
-    fs::write(store.work().join("profiles").join(name), profile).unwrap();
+    let path = format!("profiles/{}.toml", store.env());
+    fs::write(store.work().join(path), profile).unwrap();
 }
 
 /// Returns the service's name for the env's image.

@@ -17,7 +17,7 @@ use rockenv::testing::Flavour;
 use crate::support::env::TestStore;
 use crate::support::ordinary::Ordinary;
 use crate::support::run::Background;
-use crate::{TWO, assert_nothing_left, socket};
+use crate::{TWO, assert_nothing_left, on_image_of, socket};
 
 /// The fault at the n-th request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,14 +249,7 @@ fn an_import_that_hangs_can_be_interrupted() {
     let tree = store.work().join("tree");
     fs::create_dir_all(tree.join("etc")).unwrap();
     fs::write(tree.join("big"), vec![7; 16 << 20]).unwrap();
-    let recipe = format!(
-        "schema = 1\nprovider = 'directory'\n[directory]\npath = '{}'\n",
-        tree.display()
-    );
-    fs::write(store.work().join("images/own.toml"), recipe).unwrap();
-    let profile = format!("schema = 1\nimage = 'own'\n{TWO}");
-    let path = format!("profiles/{}.toml", store.env());
-    fs::write(store.work().join(path), profile).unwrap();
+    on_image_of(&store, &tree);
     *relay.plan.to.lock().unwrap() = Some("/images/create");
     relay.plan(Fault::Hang, usize::MAX);
     relay.up(&store).wait().exits(130);
