@@ -18,8 +18,6 @@ mod restart;
 mod setuid;
 #[path = "services/share.rs"]
 mod share;
-#[path = "services/space.rs"]
-mod space;
 #[path = "services/volumes.rs"]
 mod volumes;
 

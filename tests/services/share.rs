@@ -283,7 +283,7 @@ fn a_new_store_takes_what_a_file_has_and_builds_nothing() {
 #[test]
 fn build_volumes_come_with_them() {
     // Mounted before the services start, which would not see them otherwise.
-    let disks = [LoopFs::new(Kind::Btrfs), LoopFs::new(Kind::Btrfs)];
+    let disks = [LoopFs::with_base(Kind::Btrfs), LoopFs::new(Kind::Btrfs)];
     let services = [Own::start(), Own::start()];
     let stores = [&disks[0], &disks[1]].map(TestStore::on);
     let [one, other] = stores;
