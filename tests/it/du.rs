@@ -6,31 +6,26 @@ mod ordinary;
 mod therock;
 
 use std::cmp::Reverse;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 use crate::support::background::while_repeating;
+use crate::support::env::TestStore;
 use crate::support::git::{Daemon, repository};
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::random::Random;
-use crate::support::rootfs;
-use crate::support::run::settle;
-use crate::support::template::write_recipe;
 use fs_err as fs;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
 /// A store with two envs, `one` and `two`, that share the steps of one profile.
-struct Ground {
-    user: tempfile::TempDir,
-    store: PathBuf,
-}
+struct Ground(TestStore);
 
 /// Two steps, and a cache.
 const PROFILE: &str = r#"
 schema = 1
-image = "mini"
+image = "base"
 [[volume]]
 name = "ccache"
 kind = "cache"
@@ -44,7 +39,7 @@ run = "head -c 8M /dev/urandom > $HOME/second"
 "#;
 
 impl Ground {
-    fn new(store: PathBuf) -> Self {
+    fn new(store: TestStore) -> Self {
         let ground = Self::of(store, PROFILE);
         for env in ["one", "two"] {
             ground.ok(&["up", "p", "--name", env]);
@@ -52,33 +47,17 @@ impl Ground {
         ground
     }
 
-    fn of(store: PathBuf, profile: &str) -> Self {
-        crate::support::loopfs::need_root();
-        let user = tempfile::tempdir().unwrap();
-        for directory in ["images", "profiles"] {
-            fs::create_dir(user.path().join(directory)).unwrap();
-        }
-        write_recipe(&user.path().join("images/mini.toml"), &rootfs());
-        fs::write(user.path().join("profiles/p.toml"), profile).unwrap();
-        let ground = Self { user, store };
-        ground.ok(&["image", "build", "mini"]);
-        ground
+    fn of(store: TestStore, profile: &str) -> Self {
+        fs::write(store.work().join("profiles/p.toml"), profile).unwrap();
+        Self(store)
+    }
+
+    fn home(&self) -> &Path {
+        self.0.home()
     }
 
     fn ok(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rockenv"));
-        command
-            .args(arguments)
-            .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("HOME", self.user.path())
-            .env("XDG_CONFIG_HOME", self.user.path())
-            .env("ROCKENV_HOME", &self.store)
-            .env("ROCKENV_TRUSTED_DIRS", self.user.path())
-            .env("ROCKENV_BUILD_USER", "1000:1000")
-            .current_dir(self.user.path())
-            .stdin(Stdio::null());
-        run(&mut command)
+        self.0.rockenv(arguments).ok().text()
     }
 
     fn exec(&self, env: &str, script: &str) {
@@ -87,8 +66,8 @@ impl Ground {
 
     /// Waits until all deletions have finished and all files have their blocks on disk.
     fn settle(&self) {
-        settle(&self.store);
-        run(Command::new("sync").arg("-f").arg(&self.store));
+        self.0.settle();
+        run(Command::new("sync").arg("-f").arg(self.home()));
     }
 
     fn du(&self, env: Option<&str>) -> Value {
@@ -147,17 +126,13 @@ fn near(value: u64, expected: u64, slack: u64) {
 
 #[test]
 fn an_overlay_store_is_what_gnu_du_says() {
-    let directory = tempfile::Builder::new()
-        .prefix("du-")
-        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-        .unwrap();
-    let ground = Ground::new(directory.path().join("store"));
+    let ground = Ground::new(TestStore::new());
     let report = ground.du(None);
     check(&report);
     assert_eq!(report["method"], "overlay");
     assert_eq!(
         number(&report["total"]["allocated"]),
-        gnu_du(&ground.store),
+        gnu_du(ground.home()),
         "{report:#}"
     );
     // Both envs use the same two layers.
@@ -176,14 +151,14 @@ fn an_overlay_store_is_what_gnu_du_says() {
         ground.ok(&["snapshot", "create", "one", &format!("s{round}")]);
     }
     ground.exec("one", "head -c 2M /dev/urandom > $HOME/live");
-    let merged = fs::read_dir(ground.store.join("layers"))
+    let merged = fs::read_dir(ground.home().join("layers"))
         .unwrap()
         .flatten()
         .any(|layer| layer.path().join("flat/home").exists());
     assert!(merged, "no chain was merged");
     let report = ground.du(None);
     check(&report);
-    assert_eq!(number(&report["total"]["allocated"]), gnu_du(&ground.store));
+    assert_eq!(number(&report["total"]["allocated"]), gnu_du(ground.home()));
     near(
         sum(&report, "snapshots", &["one", "two"]),
         24 * MIB,
@@ -194,11 +169,11 @@ fn an_overlay_store_is_what_gnu_du_says() {
 
     // `rm` frees as much as `du` promises, except for the lock file, which stays.
     let frees = number(&report["freed"]["one"]);
-    let before = gnu_du(&ground.store);
+    let before = gnu_du(ground.home());
     ground.ok(&["rm", "--yes", "one"]);
     let report = ground.du(None);
     check(&report);
-    near(before - gnu_du(&ground.store), frees, 64 << 10);
+    near(before - gnu_du(ground.home()), frees, 64 << 10);
     near(sum(&report, "snapshots", &["two"]), 24 * MIB, MIB / 2);
     assert!(ground.ok(&["du"]).contains("snapshots"));
     assert!(ground.ok(&["du", "two"]).contains("snapshot first"));
@@ -216,8 +191,8 @@ fn clones_on_xfs_are_counted_once() {
 
 #[test]
 fn small_files_on_btrfs_take_what_they_take() {
-    let disk = LoopFs::new(Kind::Btrfs);
-    let ground = Ground::new(disk.join("store"));
+    let disk = LoopFs::with_base(Kind::Btrfs);
+    let ground = Ground::new(TestStore::on(&disk));
     // Reading updates access times, and so changes whole blocks of btrfs's trees. This read comes before the
     // measurement.
     ground.exec("one", "true");
@@ -245,8 +220,8 @@ fn small_files_on_btrfs_take_what_they_take() {
 }
 
 fn clones(kind: Kind, method: &str) {
-    let disk = LoopFs::new(kind);
-    let ground = Ground::new(disk.join("store"));
+    let disk = LoopFs::with_base(kind);
+    let ground = Ground::new(TestStore::on(&disk));
     let report = ground.du(None);
     check(&report);
     assert_eq!(report["method"], method);
@@ -275,7 +250,7 @@ fn clones(kind: Kind, method: &str) {
     near(grown, (64 + 4 * 4) * MIB, 4 * MIB);
     let really = number(&report["file_system"]["used"]) - used;
     near(really, grown, 12 * MIB);
-    assert!(gnu_du(&ground.store) > number(&report["total"]["allocated"]) + 300 * MIB);
+    assert!(gnu_du(ground.home()) > number(&report["total"]["allocated"]) + 300 * MIB);
 
     // Removing `three` frees only what `three` wrote, and `du` promises no more.
     ground.exec("three", "head -c 32M /dev/urandom > $HOME/three");
@@ -297,12 +272,8 @@ fn clones(kind: Kind, method: &str) {
 
 #[test]
 fn what_vanishes_meanwhile_is_no_error() {
-    let directory = tempfile::Builder::new()
-        .prefix("du-")
-        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-        .unwrap();
-    let ground = Ground::of(directory.path().join("store"), PROFILE);
-    let busy = ground.store.join("caches/busy");
+    let ground = Ground::of(TestStore::new(), PROFILE);
+    let busy = ground.home().join("caches/busy");
     let come_and_go = || {
         for number in 0..50 {
             let inner = busy.join(format!("d{number}"));
@@ -322,8 +293,8 @@ fn what_vanishes_meanwhile_is_no_error() {
 /// After any sequence of commands, the parts are no larger than what the file system uses.
 fn parts_never_exceed_the_whole(kind: Kind) {
     let mut random = Random::seeded();
-    let disk = LoopFs::new(kind);
-    let ground = Ground::new(disk.join("store"));
+    let disk = LoopFs::with_base(kind);
+    let ground = Ground::new(TestStore::on(&disk));
     let scripts = [
         "head -c 5M /dev/urandom > $HOME/f$N",
         "ln -f $HOME/first $HOME/h$N",
@@ -376,27 +347,23 @@ fn parts_never_exceed_the_whole_on_xfs() {
 
 #[test]
 fn directories_add_up_and_what_is_known_is_named() {
-    let directory = tempfile::Builder::new()
-        .prefix("du-")
-        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-        .unwrap();
-    let ground = Ground::new(directory.path().join("store"));
-    let cache = ground.store.join("caches/ccache");
+    let ground = Ground::new(TestStore::new());
+    let cache = ground.home().join("caches/ccache");
     // A real ccache, with a miss and then two hits.
-    fs::write(ground.user.path().join("a.c"), "int a;\n").unwrap();
+    fs::write(ground.0.work().join("a.c"), "int a;\n").unwrap();
     for _ in 0..3 {
         run(Command::new("ccache")
             .args(["cc", "-c", "a.c", "-o", "a.o"])
             .env("CCACHE_DIR", &cache)
-            .current_dir(ground.user.path()));
+            .current_dir(ground.0.work()));
     }
     fs::create_dir_all(cache.join("big/deep")).unwrap();
     fs::write(cache.join("big/deep/x"), vec![1; 3 << 20]).unwrap();
     // `du` does not count the target of a link.
     let linked = cache.with_file_name("linked");
-    std::os::unix::fs::symlink(ground.user.path(), &linked).unwrap();
-    fs::create_dir(ground.user.path().join("large")).unwrap();
-    fs::write(ground.user.path().join("large/x"), vec![1; 3 << 20]).unwrap();
+    std::os::unix::fs::symlink(ground.0.work(), &linked).unwrap();
+    fs::create_dir(ground.0.work().join("large")).unwrap();
+    fs::write(ground.0.work().join("large/x"), vec![1; 3 << 20]).unwrap();
     let whole = ground.du(None);
     ground.settle();
     let asked = ["du", "--json", "--depth", "2", "--sort", "size"];
@@ -421,7 +388,7 @@ fn directories_add_up_and_what_is_known_is_named() {
         let found = lines.iter().position(|line| line.starts_with(start));
         found.unwrap_or_else(|| panic!("no `{start}` in\n{text}"))
     };
-    assert!(at("image mini") < at("cache ccache"), "{text}");
+    assert!(at("image base") < at("cache ccache"), "{text}");
     assert_eq!(at("  big"), at("cache ccache") + 1, "{text}");
     assert!(
         lines[at("cache ccache")].ends_with("ccache, 66 % hits"),
@@ -431,10 +398,6 @@ fn directories_add_up_and_what_is_known_is_named() {
 
 #[test]
 fn an_env_is_shown_with_what_it_does_not_own() {
-    let directory = tempfile::Builder::new()
-        .prefix("du-")
-        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-        .unwrap();
     let sources = tempfile::tempdir().unwrap();
     let (daemon, payload) = (Daemon::start(sources.path()), "x".repeat(3 << 20));
     repository(&sources.path().join("project"), "big", &payload);
@@ -455,7 +418,7 @@ name = "export"
 run = "head -c 2M /dev/urandom > /out/wheel"
 "#
     );
-    let ground = Ground::of(directory.path().join("store"), &profile);
+    let ground = Ground::of(TestStore::new(), &profile);
     ground.ok(&["up", "p", "--name", "one"]);
     let whole = ground.du(None);
     check(&whole);

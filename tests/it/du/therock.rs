@@ -3,13 +3,14 @@
 use serde_json::Value;
 
 use super::{Ground, MIB, check, near, number, sum};
+use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 
 /// A tree in TheRock's layout: two steps compile, and the files that one of them installs are also present as links and
 /// as a copy.
 const THEROCK: &str = r#"
 schema = 1
-image = "mini"
+image = "base"
 [[volume]]
 name = "build"
 kind = "build"
@@ -43,8 +44,8 @@ const PARTS: [(&str, u64); 5] = [
 ];
 
 fn seen_by_its_parts(kind: Kind) {
-    let disk = LoopFs::new(kind);
-    let ground = Ground::of(disk.join("store"), THEROCK);
+    let disk = LoopFs::with_base(kind);
+    let ground = Ground::of(TestStore::on(&disk), THEROCK);
     ground.ok(&["up", "p", "--name", "one"]);
     let part = |report: &Value, class: &str, envs: &[&str], part: &str| -> u64 {
         let rows = report["rows"].as_array().unwrap().iter();
