@@ -360,11 +360,7 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
 
 #[test]
 fn every_method_takes_what_every_other_gives() {
-    let disks = [
-        LoopFs::with_base(Kind::Btrfs),
-        LoopFs::with_base(Kind::Xfs),
-        LoopFs::new(Kind::Btrfs),
-    ];
+    let disks = [Kind::Btrfs, Kind::Xfs, Kind::Btrfs].map(LoopFs::with_base);
     let [btrfs, xfs, fresh] = &disks;
     // Stores that freeze build volumes push them too.
     for (one, other) in [

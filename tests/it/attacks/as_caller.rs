@@ -46,8 +46,9 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let disk = LoopFs::new(Kind::Ext4);
-        let user = MadeUp::at(disk.path().join("home"));
+        let disk = LoopFs::with_base(Kind::Ext4);
+        let user = MadeUp::at(disk.join("home"));
+        fs::rename(disk.join("store"), user.store()).expect("the store's place");
         let store = TestStore::at(&user.store());
         store.profile(PROFILE);
         store.up();

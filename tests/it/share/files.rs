@@ -53,7 +53,7 @@ fn empty(store: &TestStore) -> PathBuf {
 
 #[test]
 fn nothing_is_built_of_what_was_imported() {
-    let [btrfs, xfs] = [Kind::Btrfs, Kind::Xfs].map(LoopFs::new);
+    let (btrfs, xfs) = (LoopFs::with_base(Kind::Btrfs), LoopFs::new(Kind::Xfs));
     for (one, other, body, file) in [
         // With build volumes, from a store that freezes them, and with the image.
         (

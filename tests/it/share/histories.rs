@@ -20,7 +20,7 @@ fn profile(line: &str) -> String {
 
 #[test]
 fn only_what_a_clean_build_makes_is_shared_unless_asked() {
-    let disks = [LoopFs::with_base(Kind::Btrfs), LoopFs::new(Kind::Btrfs)];
+    let disks = [Kind::Btrfs; 2].map(LoopFs::with_base);
     let two = Two::new(TestStore::on(&disks[0]), TestStore::on(&disks[1]));
     let (one, other) = (&two.one, &two.other);
     let name = two.pushed(&profile("1"));

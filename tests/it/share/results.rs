@@ -38,7 +38,7 @@ fn found(store: &TestStore, env: &str) -> Vec<String> {
 
 #[test]
 fn results_come_with_the_snapshots() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let two = Two::new(TestStore::new(), TestStore::on(&disk));
     let name = two.pushed(STEPS);
     let whole = ["one\n", "all\nmore\n"];

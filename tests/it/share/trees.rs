@@ -78,13 +78,13 @@ fn notices(store: &TestStore, words: &[&str], code: i32, what: &str) {
 
 #[test]
 fn what_a_step_leaves_comes_back_as_it_was() {
-    let (btrfs, xfs) = (LoopFs::new(Kind::Btrfs), LoopFs::new(Kind::Xfs));
     // A service does not see the test's mounts, and has one kind of store.
-    let other = match is_service() {
-        true => TestStore::new(),
-        false => TestStore::on(&btrfs),
+    let disks = (!is_service()).then(|| [Kind::Btrfs, Kind::Xfs].map(LoopFs::with_base));
+    let store_on = |at: usize| {
+        let disks = disks.as_ref();
+        disks.map_or_else(TestStore::new, |disks| TestStore::on(&disks[at]))
     };
-    let two = Two::new(TestStore::new(), other);
+    let two = Two::new(TestStore::new(), store_on(0));
     let name = two.pushed(STEPS);
     let whole = tree(&out(&two.one, name));
     let has = |path: &str, text: &str| {
@@ -150,10 +150,7 @@ fn what_a_step_leaves_comes_back_as_it_was() {
     assert_whole(&two.one, &fork, &whole);
     two.run(&two.other, &["up", name, "--pull"]).ok();
     assert_whole(&two.other, name, &whole);
-    let third = match is_service() {
-        true => TestStore::new(),
-        false => TestStore::on(&xfs),
-    };
+    let third = store_on(1);
     third.profile_named(name, STEPS);
     let file = two.other.work().join("snapshots");
     let file = file.to_str().unwrap();
