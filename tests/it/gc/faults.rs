@@ -299,11 +299,11 @@ fn small_disk(kind: Kind) {
     store.rockenv(&["fsck"]).ok();
 }
 
-/// Removes more snapshots of one layer than fit into a directory on a full disk. None of them frees anything. With
-/// `older`, the env lacks the directory `gone`, as an older version leaves it.
-fn many_snapshots(disk: &LoopFs, store: &TestStore, older: bool) {
+/// Removes `count` snapshots on a full disk. None of them frees anything. With `older`, the env lacks the directory
+/// `gone`, as an older version leaves it.
+fn many_snapshots(disk: &LoopFs, store: &TestStore, count: usize, older: bool) {
     let name = store.env();
-    let mine: Vec<String> = (0..24).map(|number| format!("mine-{number}")).collect();
+    let mine: Vec<String> = (0..count).map(|number| format!("mine-{number}")).collect();
     for snapshot in mine.iter().chain([&"kept".to_owned()]) {
         store.rockenv(&["snapshot", "create", name, snapshot]).ok();
     }
@@ -330,12 +330,13 @@ fn many_snapshots(disk: &LoopFs, store: &TestStore, older: bool) {
 
 #[test]
 fn many_snapshots_are_removed_on_a_full_disk() {
-    for kind in [Kind::Ext4, Kind::Btrfs, Kind::Xfs] {
+    // XFS keeps a directory of fewer names in its inode, and a full disk has no block for a larger one.
+    for (kind, count) in [(Kind::Ext4, 4), (Kind::Btrfs, 4), (Kind::Xfs, 24)] {
         let disk = LoopFs::sized(kind, 400 << 20);
         let store = TestStore::on(&disk);
         store.up_with("[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n");
         for older in [true, false] {
-            many_snapshots(&disk, &store, older);
+            many_snapshots(&disk, &store, count, older);
             let last = ["snapshot", "rm", store.env(), "mine-0"];
             store.rockenv(&last).ok();
             // Now there is room for new ballast.
