@@ -337,27 +337,22 @@ fn a_waiting_container_sleeps_and_no_command_that_only_reads_ends_it() {
     }
     store.sh("cat ~/mine").ok().prints("mine");
     store.rockenv(&["down", store.env()]).ok();
-    // The second round reuses the container of the first one.
-    for _ in 0..2 {
-        wait_after(&store, "true");
-        let mut all: Vec<i32> = store.contained().into_iter().map(|(pid, _)| pid).collect();
-        all.push(holder(&store).unwrap());
-        let count = || all.iter().map(|pid| switches(*pid)).collect::<Vec<_>>();
-        let sleep = |_| {
-            let before = count();
-            std::thread::sleep(Duration::from_secs(5));
-            before == count()
-        };
-        // A process may still be finishing, for long on a busy machine. After that, none may wake up.
-        assert!((0..10).any(sleep), "processes wake up: {all:?}");
-        let memory: u64 = all.iter().map(|pid| own_memory(*pid)).sum();
-        assert!(memory < 8 << 20, "{memory} bytes");
-    }
-    let text = store
-        .rockenv(&["status", store.env(), "--json"])
-        .ok()
-        .text();
-    assert!(text.contains("\"ready\""), "{text}");
+    // The second command reuses the container of the first one.
+    let fresh = wait_after(&store, "true");
+    assert_eq!(wait_after(&store, "true"), fresh);
+    let mut all: Vec<i32> = store.contained().into_iter().map(|(pid, _)| pid).collect();
+    all.push(holder(&store).unwrap());
+    let count = || all.iter().map(|pid| switches(*pid)).collect::<Vec<_>>();
+    let sleep = |_| {
+        let before = count();
+        std::thread::sleep(Duration::from_secs(5));
+        before == count()
+    };
+    // A process may still be finishing, for long on a busy machine. After that, none may wake up.
+    assert!((0..10).any(sleep), "processes wake up: {all:?}");
+    let memory: u64 = all.iter().map(|pid| own_memory(*pid)).sum();
+    assert!(memory < 8 << 20, "{memory} bytes");
+    assert_eq!(state(&store), "ready");
 }
 
 /// Returns the number of context switches of all threads of a process.
