@@ -12,15 +12,13 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
+use crate::support::env::TestStore;
 use crate::support::loopfs::{self, Kind, LoopFs};
 use crate::support::random::Random;
 use crate::support::run::{processes, wait_for};
-use crate::support::template::write_recipe;
 
 struct Ground {
-    store: PathBuf,
-    user: PathBuf,
-    /// The machine's control groups are named after the envs, so no other test may use these names.
+    store: TestStore,
     envs: [String; 2],
     /// The longest time before a command is killed, in ms.
     patience: u64,
@@ -46,7 +44,8 @@ fn expected(verb: &str) -> &'static [i32] {
 
 impl Ground {
     /// Lays out the user's own directories and a profile that binds volumes of every kind.
-    fn new(store: &Path, user: &Path, method: &str) -> Self {
+    fn new(store: TestStore) -> Self {
+        let user = store.work();
         for name in ["src", "host", "out"] {
             for number in 0..20 {
                 let directory = user.join(name).join(format!("d{}", number % 4));
@@ -61,26 +60,12 @@ impl Ground {
         fs::hard_link(user.join("src/d0/f0"), user.join("src/link")).unwrap();
         fs_err::os::unix::fs::symlink("d0/f0", user.join("src/symlink")).unwrap();
         // The build user owns the source and may write to it, but no write may reach it.
-        let mut left = vec![user.join("src")];
-        while let Some(path) = left.pop() {
-            std::os::unix::fs::lchown(&path, Some(1000), Some(1000)).unwrap();
-            if path.is_dir() {
-                left.extend(
-                    fs::read_dir(&path)
-                        .unwrap()
-                        .map(|entry| entry.unwrap().path()),
-                );
-            }
-        }
-        fs::create_dir_all(user.join("images")).unwrap();
-        fs::create_dir_all(user.join("profiles")).unwrap();
-        write_recipe(&user.join("images/mini.toml"), &crate::support::rootfs());
-        fs::write(
-            user.join("profiles/p.toml"),
-            format!(
+        let own = ["src", "host", "out"].map(|name| user.join(name));
+        loopfs::run(Command::new("chown").args(["-Rh", "1234:1234"]).args(own));
+        store.profile_named(
+            "p",
+            &format!(
                 r#"
-schema = 1
-image = "mini"
 hooks = ["change"]
 volume = [
   {{ name = "src", kind = "source", path = "{0}/src", target = "/v/src" }},
@@ -103,8 +88,7 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
 "#,
                 user.display()
             ),
-        )
-        .unwrap();
+        );
         fs::create_dir_all(user.join("hooks/change")).unwrap();
         fs::write(
             user.join("hooks/change/hook.toml"),
@@ -132,45 +116,18 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
         )
         .unwrap();
         Self {
-            store: store.to_path_buf(),
-            user: user.to_path_buf(),
-            envs: ["a", "b"].map(|env| format!("s{}-{method}-{env}", std::process::id())),
+            envs: ["a", "b"].map(|env| format!("{}-{env}", store.env())),
+            store,
             patience: 600,
             ends: Mutex::default(),
             wrong: Mutex::default(),
         }
     }
 
-    fn rockenv(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rockenv"));
-        command
-            .args(arguments)
-            .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("HOME", &self.user)
-            .env("XDG_CONFIG_HOME", &self.user)
-            .env("ROCKENV_HOME", &self.store)
-            .env("ROCKENV_TRUSTED_DIRS", &self.user)
-            .env("ROCKENV_BUILD_USER", "1000:1000")
-            .current_dir(&self.user)
-            .stdin(Stdio::null());
-        command
-    }
-
-    /// Runs a command that must succeed.
+    /// Runs a command that must succeed, and returns its output and messages.
     fn ok(&self, arguments: &[&str]) -> String {
-        let output = self.rockenv(arguments).output().unwrap();
-        let text = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        assert!(
-            output.status.success(),
-            "rockenv {arguments:?}: {}\n{text}",
-            output.status
-        );
-        text
+        let ran = self.store.rockenv(arguments).ok();
+        ran.text() + &ran.err
     }
 
     /// Starts a random command, and kills it, or lets it end.
@@ -205,7 +162,8 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
         };
         let mut said = tempfile::tempfile().unwrap();
         let mut child = self
-            .rockenv(&arguments)
+            .store
+            .command(&arguments)
             .stdout(Stdio::null())
             .stderr(said.try_clone().unwrap())
             .process_group(0)
@@ -268,31 +226,14 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .or_default() += 1;
     }
 
-    /// Returns whether a container belongs to one of these envs.
-    fn names(&self, container: &str) -> bool {
-        let mut envs = self.envs.iter();
-        envs.any(|env| container.starts_with(&format!("rockenv-{env}-")))
-    }
-
     /// Returns whether a process has a file of this store open.
     fn owns(&self, pid: i32) -> bool {
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             return false;
         };
         entries.flatten().any(|entry| {
-            fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(&self.store))
+            fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(self.store.home()))
         })
-    }
-}
-
-impl Drop for Ground {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // An env may be missing. A leftover env would fail the next round.
-            for env in &self.envs {
-                drop(self.rockenv(&["rm", "--yes", "--force", env]).output());
-            }
-        }
     }
 }
 
@@ -335,72 +276,11 @@ fn content(root: &Path) -> Content {
     found
 }
 
-/// Fails if a process, mount, control group or nspawn directory of the store is left.
-fn nothing_runs(ground: &Ground) {
-    wait_for("a process is left", || {
-        let own = std::process::id().cast_signed();
-        let left: Vec<_> = processes()
-            .into_iter()
-            .filter(|(pid, line)| {
-                *pid != own && (line.contains(ground.store.to_str().unwrap()) || ground.owns(*pid))
-            })
-            .collect();
-        if left.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("{left:?}"))
-        }
-    });
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let below = format!("{}/", ground.store.display());
-    let left: Vec<_> = mounts
-        .lines()
-        .filter(|line| line.contains(&below))
-        .collect();
-    assert!(left.is_empty(), "mounts are left: {left:?}");
-    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
-        wait_for("a control group is left", || {
-            let Ok(groups) = fs::read_dir(hierarchy.path()) else {
-                return Ok(());
-            };
-            let left: Vec<_> = groups
-                .flatten()
-                .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .filter(|name| ground.names(name))
-                .collect();
-            if left.is_empty() {
-                Ok(())
-            } else {
-                Err(format!("{left:?} in {}", hierarchy.path().display()))
-            }
-        });
-    }
-    for directory in ["propagate", "unix-export"] {
-        if let Ok(entries) = fs::read_dir(Path::new("/run/systemd/nspawn").join(directory)) {
-            let left: Vec<_> = entries
-                .flatten()
-                .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .filter(|name| ground.names(name))
-                .collect();
-            assert!(
-                left.is_empty(),
-                "systemd-nspawn's directories are left: {left:?}"
-            );
-        }
-    }
-}
-
 /// Runs commands on a new store and kills them. Returns how they ended.
 pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeMap<String, u32> {
-    loopfs::need_root();
-    let disk = LoopFs::new(kind);
-    let user = tempfile::Builder::new()
-        .prefix("rockenv-safety-")
-        .tempdir()
-        .unwrap();
-    let mut ground = Ground::new(&disk.path().join("store"), user.path(), method);
-    let before = content(user.path());
-    ground.ok(&["image", "build", "mini"]);
+    let disk = LoopFs::with_base(kind);
+    let mut ground = Ground::new(TestStore::on(&disk));
+    let before = content(ground.store.work());
     // The time before a kill depends on the machine, so that commands of each kind finish even on a busy one.
     let began = Instant::now();
     ground.ok(&["up", "p", "--name", ground.envs[0].as_str()]);
@@ -451,17 +331,17 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
     }
     let list = ground.ok(&["ls", "--json"]);
     assert!(ground.envs.iter().all(|env| list.contains(env)));
-    let format = fs::read_to_string(ground.store.join("format")).unwrap();
+    let format = fs::read_to_string(ground.store.home().join("format")).unwrap();
     assert!(format.contains(method), "{format}");
-    nothing_runs(&ground);
-    assert_changed_nothing(&before, user.path());
+    ground.store.assert_clean();
+    assert_changed_nothing(&before, ground.store.work());
     let [one, two] = &ground.envs;
     ground.ok(&["rm", "--yes", one, two]);
     wait_for("the store is not empty", || {
         let mut left = Vec::new();
         for name in ["layers", "volumes", "trash"] {
             left.extend(
-                fs::read_dir(ground.store.join(name))
+                fs::read_dir(ground.store.home().join(name))
                     .unwrap()
                     .flatten()
                     .map(|entry| entry.path()),
@@ -469,7 +349,7 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
         }
         for env in &ground.envs {
             left.extend(
-                fs::read_dir(ground.store.join("envs").join(env))
+                fs::read_dir(ground.store.home().join("envs").join(env))
                     .unwrap()
                     .flatten()
                     .map(|entry| entry.path()),
@@ -482,8 +362,8 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
             Err(format!("{left:?}"))
         }
     });
-    nothing_runs(&ground);
-    assert_changed_nothing(&before, user.path());
+    ground.store.assert_clean();
+    assert_changed_nothing(&before, ground.store.work());
     ends
 }
 
