@@ -154,6 +154,7 @@ fn what_is_the_users_is_not_written_to() {
     std::os::unix::fs::chown(&host, Some(build_user().0), None).unwrap();
     // A file has its time in the copy too.
     let file = directory(&store, "conf", &[("file", "1")]).join("file");
+    let out = directory(&store, "out", &[]);
     let past = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
     let conf = fs::OpenOptions::new().append(true).open(&file).unwrap();
     conf.set_modified(past).unwrap();
@@ -161,13 +162,18 @@ fn what_is_the_users_is_not_written_to() {
         "[[volume]]\nname = 'own'\nkind = 'source'\npath = '../own'\ntarget = '/own'\n\
          [[volume]]\nname = 'host'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/host'\n\
          [[volume]]\nname = 'conf'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/conf'\n\
-         [[step]]\nname = 'one'\ninputs = ['own/input']\nrun = 'cat /own/input > ~/input; stat -c %Y /conf > ~/time; echo ran >> /host/log; echo made > /own/made'\n",
+         [[volume]]\nname = 'out'\nkind = 'output'\npath = '../out'\ntarget = '/out'\n\
+         [[step]]\nname = 'one'\ninputs = ['own/input']\nrun = '''\n\
+         cat /own/input > ~/input; stat -c %Y /conf > ~/time; echo ran >> /host/log; echo made > /own/made\n\
+         echo result > /out/result'''\n",
         host.display(),
         file.display()
     ));
+    fs::write(out.join("result"), "mine").unwrap();
     fs::remove_file(own.join("made")).unwrap();
     verify(&store, &[]).ok().prints("one: the same");
     assert_eq!(fs::read_to_string(host.join("log")).unwrap(), "ran\n");
+    assert_eq!(fs::read_to_string(out.join("result")).unwrap(), "mine");
     assert!(!own.join("made").exists());
     // Neither an overlay nor a copy would show a mount inside.
     private_mounts();

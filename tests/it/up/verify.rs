@@ -277,39 +277,6 @@ fn steps_start_clean_whatever_the_env_went_on_with() {
 }
 
 #[test]
-fn what_is_the_users_is_never_written_to() {
-    let store = TestStore::new();
-    let (source, host) = (store.work().join("src"), store.runs());
-    fs::create_dir(&source).unwrap();
-    fs::write(source.join("input"), "1").unwrap();
-    std::os::unix::fs::chown(&source, Some(1234), Some(1234)).unwrap();
-    let volumes = "[[volume]]\nname = 'src'\nkind = 'source'\ntarget = '/src'\npath = 'SRC'\n\
-         [[volume]]\nname = 'host'\nkind = 'host'\naccess = 'rw'\ntarget = '/host'\npath = 'HOST'\n\
-         [[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/out'\npath = 'OUT'\n";
-    let out = store.work().join("out");
-    let volumes = volumes
-        .replace("SRC", source.to_str().unwrap())
-        .replace("HOST", host.to_str().unwrap())
-        .replace("OUT", out.to_str().unwrap());
-    let script = "cat /src/input > ~/input; echo ran >> /host/log; echo made > /src/made; echo result > /out/result";
-    let one = format!("{}inputs = ['src/input']\n", step("one", script));
-    store.profile(&format!("{volumes}{one}"));
-    store.up();
-    fs::write(out.join("result"), "mine").unwrap();
-    fs::remove_file(source.join("made")).unwrap();
-    verify(&store, &[]).ok().prints("one: the same");
-    assert_eq!(fs::read_to_string(host.join("log")).unwrap(), "ran\n");
-    assert_eq!(fs::read_to_string(out.join("result")).unwrap(), "mine");
-    assert!(!source.join("made").exists());
-    // The input has changed since the build.
-    fs::write(source.join("input"), "2").unwrap();
-    verify(&store, &[])
-        .exits(3)
-        .says(&["its inputs have changed since: src/input"]);
-    nothing_else(&store);
-}
-
-#[test]
 fn a_changed_source_is_found_before_anything_is_built_again() {
     let store = TestStore::new();
     let source = store.work().join("source");
