@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::support::env::{TestStore, build_user};
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::run::{processes_called, wait_until};
+use crate::support::run::{processes_called, wait_for_process, wait_until};
 use fs_err as fs;
 use nix::sys::signal::Signal;
 
@@ -547,7 +547,7 @@ fn a_script_that_removes_a_directory_changes_its_files() {
     let rerun = ["up", store.env(), "--rerun", "configure"];
     for (signal, said) in [(Signal::SIGINT, &*rerun.join(" ")), (Signal::SIGKILL, "")] {
         let up = store.start(&rerun);
-        wait_until("the script runs", || !processes_called(&sleeper).is_empty());
+        wait_for_process(&sleeper);
         up.signal(signal);
         up.wait().exits(128 + signal as i32).says(&[said]);
         wait_until("the script has ended", || {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::env::{TestStore, build_user};
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::run::{Background, HANGS, processes_called, wait_for, wait_until};
+use crate::support::run::{Background, HANGS, wait_for, wait_for_process, wait_until};
 use crate::support::wheels::ninja;
 use fs_err as fs;
 use nix::sys::signal::Signal;
@@ -230,7 +230,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     let first = watched.profile(1, "", &[&sleeper]);
     let second = watched.profile(2, "", &["echo done"]);
     let (up, _) = watched.up(1, &first);
-    wait_until("the first runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     let (waits, said) = watched.up(1, &second);
     let says = |text: &str| fs::read_to_string(&said).unwrap().contains(text);
     wait_until("the second says that it waits", || {

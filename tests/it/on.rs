@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::run::{
-    Background, Ran, children, finish, processes, processes_called, wait_until,
+    Background, Ran, children, finish, processes, processes_called, wait_for_process, wait_until,
 };
 use crate::support::server::Server;
 use crate::support::terminal::Terminal;
@@ -264,7 +264,7 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
         .here
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
     let up = Background::start(other.command(&["up", env]));
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     // Killing ssh cuts the connection. Ctrl-C in a terminal reaches ssh as well.
     kill(Pid::from_raw(ssh_of(up.pid())), Signal::SIGKILL).unwrap();
     wait_until("it ends there", || processes_called(&sleeper).is_empty());
@@ -502,12 +502,12 @@ fn with_sudo_an_ordinary_user_is_root_there() {
         .here
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
     let up = Background::start(other.command(&["--sudo", "up", env]));
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     kill(Pid::from_raw(ssh_of(up.pid())), Signal::SIGKILL).unwrap();
     wait_until("it ends there", || processes_called(&sleeper).is_empty());
     drop(up);
     let mut terminal = Terminal::start(other.command(&["--sudo", "up", env]), 33, 101);
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     terminal.write("\x03");
     terminal.expect("finished steps are kept");
     terminal.wait(130);

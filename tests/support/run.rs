@@ -236,6 +236,14 @@ pub(crate) fn processes_called(line: &str) -> Vec<i32> {
     found.map(|(pid, _)| pid).collect()
 }
 
+/// Waits until a process has this command line.
+#[track_caller]
+pub(crate) fn wait_for_process(line: &str) {
+    wait_until(&format!("`{line}` runs"), || {
+        !processes_called(line).is_empty()
+    });
+}
+
 /// Copies rockenv with a separate process. A descriptor that this process has open for writing could leak into a child
 /// of another test, and Linux does not run a file that is open for writing ("text file busy").
 pub(crate) fn copy_program(to: &Path) {

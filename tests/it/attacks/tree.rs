@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::env::{TestStore, is_service};
-use crate::support::run::{HANGS, processes, processes_called, wait_until};
+use crate::support::run::{HANGS, processes, wait_for_process};
 
 #[test]
 fn traps_where_accounts_are_written_are_not_opened() {
@@ -171,9 +171,7 @@ fn a_holder_that_does_not_answer_is_ended() {
         &["rm", "--force", store.env()],
     ] {
         let job = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
-        wait_until("the command runs", || {
-            !processes_called(&sleeper).is_empty()
-        });
+        wait_for_process(&sleeper);
         stop_holder(&store);
         let begun = Instant::now();
         store
@@ -204,9 +202,7 @@ fn a_command_whose_container_was_stopped_ends_when_it_is_told_to() {
     let sleeper = store.sleeper();
     let script = format!("{STOP_AGENT}; {sleeper}");
     let mut job = start(&[store.env(), "--", "sh", "-c", &script]);
-    wait_until("the command runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     let begun = Instant::now();
     // More bytes than a socket buffers while its peer does not read.
     let long = (0..8).map(|n| format!("--env=A{n}={}", "x".repeat(100_000)));
@@ -230,9 +226,7 @@ fn a_command_that_waits_for_a_stopped_holder_ends_when_it_is_told_to() {
     store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
     let sleeper = store.sleeper();
     let job = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
-    wait_until("the command runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     stop_holder(&store);
     let begun = Instant::now();
     job.signal(Signal::SIGTERM);

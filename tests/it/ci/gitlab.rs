@@ -14,7 +14,9 @@ use crate::support::env::TestStore;
 use crate::support::git::git;
 use crate::support::python::{check_schema, gitlab_ci_local};
 use crate::support::registry::Registry;
-use crate::support::run::{Background, Ran, finish, processes_called, wait_until};
+use crate::support::run::{
+    Background, Ran, finish, processes_called, wait_for_process, wait_until,
+};
 
 /// The jobs' names without the env's name.
 const JOBS: [&str; 4] = [
@@ -167,9 +169,7 @@ fn a_second_pipeline_pulls_what_the_first_one_built_failed_or_cancelled() {
     let mut cancelled = pipeline(&store);
     cancelled.stdout(Stdio::null()).stderr(Stdio::null());
     let running = Background::start(cancelled);
-    wait_until("the step of the failed env runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     killpg(Pid::from_raw(running.pid()), Signal::SIGTERM).unwrap();
     assert_ne!(running.wait().code, 0);
     wait_until("the step ends", || processes_called(&sleeper).is_empty());

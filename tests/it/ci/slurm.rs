@@ -21,7 +21,7 @@ use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::registry::Registry;
 use crate::support::run::{
-    Background, Ran, finish, processes, processes_called, wait_for, wait_until,
+    Background, Ran, finish, processes, processes_called, wait_for, wait_for_process, wait_until,
 };
 
 /// Slurm's daemons, ended on drop.
@@ -510,9 +510,7 @@ fn a_submission_that_is_interrupted_takes_back_what_it_has() {
     ];
     let command = submit_with(&store, &tools);
     let running = Background::start(command);
-    wait_until("the second is submitted", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     running.signal(Signal::SIGINT);
     running.wait().exits(130).says(&["interrupted"]);
     let taken_back = fs::read_to_string(store.work().join("taken-back")).unwrap();

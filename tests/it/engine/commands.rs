@@ -12,7 +12,9 @@ use rockenv::testing::Lock;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::env::{TestStore, build_user};
-use crate::support::run::{Background, HANGS, finish, own_memory, processes_called, wait_until};
+use crate::support::run::{
+    Background, HANGS, finish, own_memory, processes_called, wait_for_process, wait_until,
+};
 
 /// A step that does almost nothing.
 pub(crate) const ONE: &str = "[[step]]\nname = 'one'\nrun = 'true'\n";
@@ -335,9 +337,7 @@ fn a_command_joins_the_container_that_runs() {
     let sleeper = store.sleeper();
     let script = format!("echo here > /tmp/here; {sleeper}");
     let first = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
-    wait_until("the first command runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     store.sh("cat /tmp/here; exit 3").exits(3).prints("here");
     // The first command ends, the one that joined goes on, and the container ends with the last command.
     let mut second = Background::start({
@@ -392,9 +392,7 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
     store.up_with(ONE);
     let sleeper = store.sleeper();
     let first = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
-    wait_until("the first command runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     let contained = store.contained();
     let agent = contained
         .iter()

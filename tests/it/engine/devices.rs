@@ -9,7 +9,7 @@ use nix::unistd::{Gid, chown};
 
 use crate::support::env::TestStore;
 use crate::support::machine::lay_out;
-use crate::support::run::{Ran, finish, processes_called, wait_until};
+use crate::support::run::{Ran, finish, wait_for_process};
 
 const PROFILE: &str = "[[step]]\nname = 'use'\ngpu = true\nrun = 'echo ran > ~/ran'\n";
 
@@ -148,9 +148,7 @@ fn who_joins_a_container_without_a_gpu_is_told() {
     let running = machine
         .store
         .start(&["exec", machine.store.env(), "--", "sh", "-c", &line]);
-    wait_until("the command runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     machine.exec("true").exits(4).says(&[
         "`/dev/kfd`: it is missing; `/dev/dri/renderD128`: it is missing",
         "the container runs without the GPU",

@@ -9,7 +9,8 @@ use nix::unistd::Pid;
 use super::commands::ONE;
 use crate::support::env::{TestStore, build_user, is_service, patience};
 use crate::support::run::{
-    Background, HANGS, children, processes, processes_called, wait_for, wait_until,
+    Background, HANGS, children, processes, processes_called, wait_for, wait_for_process,
+    wait_until,
 };
 
 /// Attempts for a check that must be fast at least once.
@@ -21,7 +22,7 @@ fn start_step(store: &TestStore, script: &str, sleeper: &str) -> Background {
         "{volume}[[step]]\nname = 'long'\nrun = '''{script}\n{sleeper} &\nwait'''\n"
     ));
     let up = store.start(&["up", store.env()]);
-    wait_until("the step runs", || !processes_called(sleeper).is_empty());
+    wait_for_process(sleeper);
     up
 }
 
@@ -153,7 +154,7 @@ fn a_step_whose_container_is_lost_ends_in_events_metrics_and_words() {
     ));
     let lost = |victim: &str, words: &[&str]| {
         let up = store.start(&[&["up", store.env()], words].concat());
-        wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+        wait_for_process(&sleeper);
         wait_until("its output is there", || {
             let log = store.rockenv(&["logs", store.env()]);
             log.code == 0 && log.text().contains("important")
@@ -216,9 +217,7 @@ fn all_of_it_killed_at_once_is_cleaned_up_by_the_next_command() {
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null());
         let exec = Background::start(command);
-        wait_until("the command runs", || {
-            !processes_called(&sleeper).is_empty()
-        });
+        wait_for_process(&sleeper);
         let own: Vec<i32> = processes()
             .into_iter()
             .filter(|(pid, line)| line.contains("__hold") && children(exec.pid()).contains(pid))
@@ -304,9 +303,7 @@ fn a_step_can_be_joined() {
         "-c",
         &format!("echo run >> /out/run; {other}"),
     ]);
-    wait_until("the joined command runs", || {
-        !processes_called(&other).is_empty()
-    });
+    wait_for_process(&other);
     kill(
         Pid::from_raw(processes_called(&sleeper)[0]),
         Signal::SIGTERM,
@@ -349,9 +346,7 @@ fn a_step_that_was_stopped_from_outside_is_not_done() {
         let joined = is_joined.then(|| {
             let line = format!("trap '' TERM; {other}");
             let joined = store.start(&["exec", store.env(), "--", "sh", "-c", &line]);
-            wait_until("the joined command runs", || {
-                !processes_called(&other).is_empty()
-            });
+            wait_for_process(&other);
             joined
         });
         // Signal the agent first. It takes a step that exits with 0 before the agent's own signal arrives for a finished
@@ -405,9 +400,7 @@ fn down_stops_steps_and_commands() {
         .says(&["nothing runs"]);
     let script = format!("trap '' TERM; {sleeper} & while :; do wait; done");
     let first = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
-    wait_until("the command runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     let second = store.start(&["exec", store.env(), "--", "sleep", "1000"]);
     wait_until("the second command runs", || {
         store

@@ -12,7 +12,7 @@ use crate::support::env::{TestStore, is_service};
 use crate::support::ordinary::Ordinary;
 use crate::support::random::Random;
 use crate::support::run::{
-    Background, children, processes, processes_called, wait_for, wait_until,
+    Background, children, processes, processes_called, wait_for, wait_for_process, wait_until,
 };
 
 const VOLUMES: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' },
@@ -86,7 +86,7 @@ fn whatever_its_end_only_outputs_and_caches_stay() {
     store.profile(&steps(&sleeper));
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let up = ephemeral(&store);
-        wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+        wait_for_process(&sleeper);
         up.signal(signal);
         up.wait().exits(code).says(&["stopped; removed"]);
         assert_eq!(left(&store), [""; 0]);
@@ -117,7 +117,7 @@ fn nobody_takes_it_while_its_command_lives_and_it_takes_no_other() {
         ]);
     store.profile(&steps(&sleeper));
     let up = ephemeral(&store);
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     // Commands that clean up leave the env alone while its command lives.
     store.rockenv(&["gc", "--yes"]).ok();
     store.rockenv(&["exec", &other, "--", "cat", "kept"]).ok();
@@ -209,14 +209,14 @@ fn processes_that_outlived_all_are_ended_and_nobody_elses() {
     store.profile_named(&other, &step("one", "true"));
     store.rockenv(&["up", &other]).ok();
     let bystander = store.start(&["exec", &other, "--", "sh", "-c", &open(&its)]);
-    wait_until("the other runs", || !processes_called(&its).is_empty());
+    wait_for_process(&its);
     let spared = store.contained();
     store.profile(&steps(&open(&mine)));
     let mut command = store.command(&["up", store.env(), "--ephemeral"]);
     let null = std::process::Stdio::null;
     command.stdout(null()).stderr(null());
     let up = Background::start(command);
-    wait_until("the step runs", || !processes_called(&mine).is_empty());
+    wait_for_process(&mine);
     let holders: Vec<i32> = children(up.pid())
         .into_iter()
         .filter(|pid| {

@@ -10,7 +10,8 @@ use nix::unistd::Pid;
 
 use crate::support::env::{TestStore, is_service, patience};
 use crate::support::run::{
-    Background, children, finish, own_memory, processes, processes_called, surround, wait_until,
+    Background, children, finish, own_memory, processes, processes_called, surround,
+    wait_for_process, wait_until,
 };
 
 const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
@@ -108,7 +109,7 @@ fn the_next_command_runs_in_the_same_container() {
     let sleeper = store.sleeper();
     let script = format!("{sleeper}; true");
     let long = Background::start(store.command(&["exec", store.env(), "--", "sh", "-c", &script]));
-    wait_until("it runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     assert_eq!(state(&store), "in use");
     store.sh("true").ok();
     store
@@ -127,7 +128,7 @@ fn the_next_command_runs_in_the_same_container() {
     let sleeper = store.sleeper();
     let script = format!("{sleeper}; true");
     let apart = store.start(&["exec", "--apart", store.env(), "--", "sh", "-c", &script]);
-    wait_until("it runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     let mut other = store.start(&["exec", store.env(), "--", "sh", "-c", "echo 2 > ~/two"]);
     std::thread::sleep(Duration::from_secs(1));
     assert!(other.runs(), "it joined the private tree");
@@ -477,7 +478,7 @@ fn a_killed_command_is_gone_with_its_processes() {
         }
         let script = format!("{sleeper}; true");
         let long = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
-        wait_until("it runs", || !processes_called(&sleeper).is_empty());
+        wait_for_process(&sleeper);
         long.signal(Signal::SIGKILL);
         drop(long);
         wait_until("it is gone", || processes_called(&sleeper).is_empty());

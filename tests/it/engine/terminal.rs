@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::commands::ONE;
 use crate::support::env::{TestStore, build_user};
-use crate::support::run::{Background, processes_called, surround, wait_until};
+use crate::support::run::{Background, processes_called, surround, wait_for_process, wait_until};
 use crate::support::terminal::Terminal;
 
 #[test]
@@ -28,9 +28,7 @@ fn a_shell_has_a_terminal() {
     // Ctrl-C reaches the inner program.
     let sleeper = store.sleeper();
     terminal.write(&format!("{sleeper}\n"));
-    wait_until("the program runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     terminal.write("\x03");
     terminal.write("echo after $?\n");
     terminal.expect("after 130");
@@ -68,9 +66,7 @@ fn a_terminal_that_goes_away_ends_the_shell() {
     let sleeper = store.sleeper();
     let mut terminal = Terminal::start(store.command(&["shell", store.env()]), 24, 80);
     terminal.write(&format!("{sleeper}\n"));
-    wait_until("the program runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     let Terminal {
         mut child,
         outer,
@@ -135,7 +131,7 @@ fn nohup_survives_a_hangup() {
         .stderr(Stdio::piped());
     store.become_user(&mut command);
     let mut up = Background::start(command);
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     up.signal(Signal::SIGHUP);
     std::thread::sleep(Duration::from_millis(200));
     assert!(up.runs() && !processes_called(&sleeper).is_empty());

@@ -10,7 +10,9 @@ use nix::sys::signal::Signal;
 use super::login_shell::fake_ssh;
 use super::{Other, ssh_of};
 use crate::support::env::TestStore;
-use crate::support::run::{Background, finish, processes, processes_called, wait_until};
+use crate::support::run::{
+    Background, finish, processes, processes_called, wait_for_process, wait_until,
+};
 
 #[test]
 fn a_command_there_ends_with_the_one_here() {
@@ -22,7 +24,7 @@ fn a_command_there_ends_with_the_one_here() {
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let up = Background::start(other.command(&["up", env]));
-        wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+        wait_for_process(&sleeper);
         let ssh = ssh_of(up.pid());
         up.signal(signal);
         wait_until("it ends there", || processes_called(&sleeper).is_empty());

@@ -7,7 +7,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Other, ssh_of};
-use crate::support::run::{Background, finish, processes_called, surround, wait_until};
+use crate::support::run::{
+    Background, finish, processes_called, surround, wait_for_process, wait_until,
+};
 use crate::support::terminal::Terminal;
 
 #[test]
@@ -57,7 +59,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
         let mut command = other.command(&["exec", env, "--", "sh", "-c", &script]);
         command.stdin(Stdio::piped());
         let exec = Background::start(command);
-        wait_until("it runs", || !processes_called(&sleeper).is_empty());
+        wait_for_process(&sleeper);
         kill(Pid::from_raw(ssh_of(exec.pid())), Signal::SIGKILL).unwrap();
         wait_until("it ends there", || processes_called(&sleeper).is_empty());
         drop(exec);
@@ -65,7 +67,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
     // Interactive shells ignore SIGTERM.
     let mut terminal = Terminal::start(other.command(&["shell", env]), 24, 80);
     terminal.write(&format!("{sleeper}\n"));
-    wait_until("it runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     kill(
         Pid::from_raw(ssh_of(terminal.child.id().cast_signed())),
         Signal::SIGKILL,
@@ -86,9 +88,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
     terminal.expect("44 99");
     // Ctrl-C reaches the inner program.
     terminal.write(&format!("{sleeper}\n"));
-    wait_until("the program runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
+    wait_for_process(&sleeper);
     terminal.write("\x03");
     terminal.write("echo after $?\n");
     terminal.expect("after 130");
@@ -99,7 +99,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
         .here
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
     let mut terminal = Terminal::start(other.command(&["up", env]), 33, 101);
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     terminal.write("\x03");
     terminal.expect("finished steps are kept");
     terminal.wait(130);

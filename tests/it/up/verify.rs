@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::on_overlay_and_btrfs;
 use crate::support::env::TestStore;
-use crate::support::run::{Background, Ran, processes_called, wait_for, wait_until};
+use crate::support::run::{Background, Ran, processes_called, wait_for, wait_for_process};
 
 const VOLUMES: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' },
     { name = 'b', kind = 'build', target = '/b' }, { name = 'c', kind = 'cache', target = '/c' }]\n";
@@ -341,7 +341,7 @@ fn what_cannot_be_verified_is_refused() {
     fs::remove_file(&flag).unwrap();
     store.profile(&profile(&sleeper));
     let up = store.start(&["up", store.env()]);
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    wait_for_process(&sleeper);
     verify(&store, &["one"]).exits(6);
     up.signal(Signal::SIGTERM);
     up.wait();
@@ -369,7 +369,7 @@ fn killed_in_the_middle_it_leaves_nothing() {
         let null = std::process::Stdio::null;
         command.process_group(0).stdout(null()).stderr(null());
         let verify = Background::start(command);
-        wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+        wait_for_process(&sleeper);
         match group {
             true => killpg(Pid::from_raw(verify.pid()), signal).unwrap(),
             false => verify.signal(signal),
