@@ -239,8 +239,7 @@ fn on_image_of(store: &TestStore, tree: &Path) {
 
 /// Returns the service's name for the env's image.
 fn image_name(store: &TestStore) -> String {
-    let record = fs::read_to_string(store.env_dir().join("record.json")).unwrap();
-    let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+    let record = store.record();
     format!(
         "rockenv/image-{}-{}",
         &record["image_key"].as_str().unwrap()[..32],
@@ -315,8 +314,7 @@ impl TestStore {
 
     /// Returns the action that `plan` shows for each step.
     fn plan(&self) -> Vec<String> {
-        let ran = self.rockenv(&["plan", "--json", self.env()]).ok();
-        let plan: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+        let plan = self.rockenv(&["plan", "--json", self.env()]).ok().json();
         let steps = plan["plan"]["steps"].as_array().unwrap();
         let action = |step: &serde_json::Value| step["action"].as_str().unwrap().to_owned();
         steps.iter().map(action).collect()
@@ -439,8 +437,7 @@ fn du_counts_what_the_service_has() {
     );
     store.sh("head -c 2000000 /dev/urandom > ~/live").ok();
     let held = |class: &str, name: &str| {
-        let ran = store.rockenv(&["du", "--json"]).ok();
-        let report: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+        let report = store.rockenv(&["du", "--json"]).ok().json();
         let held = report["at_services"].as_array().unwrap().iter();
         let mut held = held.filter(|held| held["class"] == class && held["name"] == name);
         let found = held
@@ -475,8 +472,7 @@ fn du_counts_what_the_service_has() {
     assert!(text.contains(&format!("  snapshots at {engine}")), "{text}");
     assert!(text.contains(&format!("total at {engine}")), "{text}");
     let words = ["report", store.env(), "--json"];
-    let report: serde_json::Value =
-        serde_json::from_slice(&store.rockenv(&words).ok().out).unwrap();
+    let report: serde_json::Value = store.rockenv(&words).ok().json();
     let spaces = report["space"].as_array().unwrap().iter();
     let large = format!("snapshot large at {engine}");
     let mut large = spaces.filter(|space| space["name"] == large.as_str());
@@ -594,7 +590,7 @@ fn containers_of_an_env_that_is_gone_are_found_by_their_labels() {
         service().containers("store", home).unwrap().len()
     };
     store.rockenv(&["fsck"]).ok();
-    fs::remove_dir_all(store.home().join("envs").join(store.env())).unwrap();
+    fs::remove_dir_all(store.env_dir()).unwrap();
     // The container may belong to another store that was at this path, and whose file system is not mounted now.
     let id = store.home().join("id");
     let own = fs::read_to_string(&id).unwrap();

@@ -78,7 +78,7 @@ fn fill(store: &TestStore) {
 }
 
 fn untouched(store: &TestStore) {
-    let output = store.home().join("outputs").join(store.env()).join("out");
+    let output = store.out();
     let host = |name: &str| store.work().join(name);
     for (place, text) in [
         (host("src"), "the user's"),
@@ -520,7 +520,7 @@ fn a_tool_that_shrank_a_cache_is_no_change_by_hand() {
     overfill(&store);
     let done = json(&store, &[]);
     assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
-    let trees = store.home().join("envs").join(store.env()).join("trees");
+    let trees = store.env_dir().join("trees");
     assert_eq!(trees.read_dir().map_or(0, Iterator::count), 0);
     with_apt(&store, "b");
     store.up();

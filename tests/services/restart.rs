@@ -117,7 +117,7 @@ fn a_service_that_is_started_again_loses_nothing() {
     let own = Own::start();
     let store = TestStore::new();
     store.profile(WAITS);
-    let out = store.home().join("outputs").join(store.env()).join("out");
+    let out = store.out();
     let log = || fs::read_to_string(store.home().join("caches/log/log")).unwrap();
     let begun = || wait_until("the step has begun", || out.join("began").exists());
 

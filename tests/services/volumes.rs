@@ -69,7 +69,7 @@ fn nothing_goes_for_the_space_of_another_disk(own: &Own, store: &TestStore) {
     let gc = |arguments: &[&str]| -> Value {
         let mut words = vec!["--yes", "--json", "gc", "--preset", "ci"];
         words.extend(arguments);
-        serde_json::from_slice(&own.run(store, &words).out).unwrap()
+        own.run(store, &words).json()
     };
     let dry = gc(&["--dry-run", "--free", "1T"]);
     let items = dry["items"].as_array().unwrap();

@@ -109,11 +109,24 @@ impl TestStore {
         self.home.join("envs").join(&self.name)
     }
 
+    /// Returns the directory of the env's output volume `out`.
+    pub(crate) fn out(&self) -> PathBuf {
+        self.home.join("outputs").join(&self.name).join("out")
+    }
+
+    /// Returns the env's record.
+    pub(crate) fn record(&self) -> serde_json::Value {
+        json(&self.env_dir().join("record.json"))
+    }
+
+    /// Returns the state of the env's container.
+    pub(crate) fn state(&self) -> serde_json::Value {
+        json(&self.env_dir().join("run/state.json"))
+    }
+
     /// Returns the names of an env's steps and the keys of their snapshots.
     pub(crate) fn keys(&self, env: &str) -> Vec<(String, String)> {
-        let record = self.home.join("envs").join(env).join("record.json");
-        let record: serde_json::Value =
-            serde_json::from_slice(&fs::read(record).expect("a record")).expect("a record");
+        let record = json(&self.home.join("envs").join(env).join("record.json"));
         let steps = record["steps"].as_array().expect("steps").iter();
         let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
         steps
@@ -123,8 +136,10 @@ impl TestStore {
 
     /// Returns the keys of a profile's steps by name, from `plan`.
     pub(crate) fn planned_keys(&self, words: &[&str]) -> BTreeMap<String, String> {
-        let ran = self.rockenv(&[&["plan", "--json"], words].concat()).ok();
-        let plan: serde_json::Value = serde_json::from_slice(&ran.out).expect("a plan");
+        let plan = self
+            .rockenv(&[&["plan", "--json"], words].concat())
+            .ok()
+            .json();
         let steps = plan["plan"]["steps"].as_array().expect("steps").iter();
         let word =
             |step: &serde_json::Value, key: &str| step[key].as_str().expect("a text").to_owned();
@@ -482,6 +497,10 @@ impl Drop for TestStore {
             self.assert_clean();
         }
     }
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(path).expect("a JSON file")).expect("a JSON document")
 }
 
 fn find_directories(root: &Path, depth: u32, name: &str, found: &mut Vec<PathBuf>) {

@@ -57,11 +57,7 @@ fn once_asks_and_twice_forces() {
         }
         assert!(processes_called(&sleeper).is_empty());
     }
-    let asked = store
-        .home()
-        .join("outputs")
-        .join(store.env())
-        .join("out/asked");
+    let asked = store.out().join("asked");
     assert_eq!(fs::read_to_string(asked).unwrap(), "asked\n".repeat(3));
 
     // After one signal, the step would get 5 seconds in every attempt. A slow machine may need as long for the rest,
@@ -255,8 +251,7 @@ fn nobody_waits_for_a_paused_step_whose_up_is_gone() {
     let up = start_step(&store, "", &sleeper);
     // Pauses the step as `up` does when the disk is nearly full. An ordinary user's container has no control groups
     // here.
-    let state = fs::read(store.env_dir().join("run/state.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    let state = store.state();
     let mut directories = state["cgroup"]["directories"].as_array().unwrap().iter();
     let frozen = directories.find_map(|directory| {
         let at = std::path::Path::new(directory[1].as_str()?);
@@ -312,7 +307,7 @@ fn a_step_can_be_joined() {
     up.wait().exits(0);
     joined.wait().exits(137).says(&["the container ended"]);
     assert!(processes_called(&other).is_empty());
-    let out = store.home().join("outputs").join(store.env()).join("out");
+    let out = store.out();
     assert_eq!(fs::read_to_string(out.join("run")).unwrap(), "run\n");
     assert_eq!(fs::read_to_string(out.join("joined")).unwrap(), "joined\n");
 }
@@ -384,14 +379,7 @@ fn down_stops_steps_and_commands() {
         .says(&["stopped"]);
     assert!(processes_called(&sleeper).is_empty());
     up.wait().exits(143);
-    assert!(
-        store
-            .home()
-            .join("outputs")
-            .join(store.env())
-            .join("out/asked")
-            .exists()
-    );
+    assert!(store.out().join("asked").exists());
 
     store.up_with(ONE);
     store
@@ -429,7 +417,7 @@ fn a_signal_ends_the_digest_of_a_result() {
          [[step]]\nname = 'one'\nrun = 'truncate -s 1T /out/sparse'\n",
     );
     let up = store.start(&["up", store.env()]);
-    let trees = store.home().join("envs").join(store.env()).join("trees");
+    let trees = store.env_dir().join("trees");
     wait_until("the result is kept", || {
         let trees = fs::read_dir(&trees).into_iter().flatten().flatten();
         let mut kept = trees.map(|tree| tree.path().join("results/out/sparse"));

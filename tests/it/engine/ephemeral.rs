@@ -33,7 +33,7 @@ fn steps(last: &str) -> String {
 
 fn file(store: &TestStore, volume: &str) -> PathBuf {
     let place = match volume {
-        "out" => store.home().join("outputs").join(store.env()).join("out"),
+        "out" => store.out(),
         _ => store.home().join("caches/c"),
     };
     place.join("one")
@@ -262,8 +262,7 @@ fn processes_that_outlived_all_are_ended_and_nobody_elses() {
 
 /// Starts a process in the control group of the env's container. The kernel does not end it together with the holder.
 fn stray(store: &TestStore) -> std::process::Child {
-    let state = fs::read(store.env_dir().join("run/state.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    let state = store.state();
     let stray = std::process::Command::new("sleep")
         .arg("1000")
         .spawn()

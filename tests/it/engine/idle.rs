@@ -292,7 +292,7 @@ fn what_another_would_be_made_of_ends_it() {
     store.sh("cat /s/file").ok().prints("3");
     let second = waiting(&store).unwrap();
     assert_ne!(second, first);
-    let out = store.home().join("outputs").join(store.env()).join("out");
+    let out = store.out();
     fs::remove_dir_all(&out).unwrap();
     store.sh("echo mine > /out/mine").ok();
     assert_eq!(fs::read_to_string(out.join("mine")).unwrap(), "mine\n");

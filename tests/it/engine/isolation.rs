@@ -122,10 +122,7 @@ fn volumes_of_every_kind_are_mounted_as_said() {
     let own = if inside == 0 { outside } else { 0 };
     for (path, owner) in [
         (store.home().join("caches/cache"), outside),
-        (
-            store.home().join("outputs").join(store.env()).join("out/w"),
-            outside,
-        ),
+        (store.out().join("w"), outside),
         (work.join("a/new"), outside),
         (work.join("out"), own),
         (work.join("rw/w"), outside),

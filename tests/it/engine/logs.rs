@@ -13,7 +13,7 @@ pub(super) const OUT: &str = "volume = [{ name = 'out', kind = 'output', target 
 
 /// Lets steps continue that wait for `/out/go`.
 pub(super) fn release(store: &TestStore) {
-    let out = store.home().join("outputs").join(store.env()).join("out");
+    let out = store.out();
     fs::write(out.join("go"), "").unwrap();
 }
 
@@ -105,7 +105,7 @@ fn who_follows_one_step_is_done_when_it_is() {
         up.wait().ok();
         follow.wait().ok().prints("one");
         assert!(has_ended, "it ended with `up` only");
-        let out = store.home().join("outputs").join(store.env()).join("out");
+        let out = store.out();
         fs::remove_file(out.join("go")).unwrap();
     }
 }

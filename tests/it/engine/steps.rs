@@ -184,15 +184,7 @@ fn logs_follow_a_step_as_it_runs() {
         rows.any(|row| row.starts_with(&["slow", "running"])),
         "{status}"
     );
-    fs::write(
-        store
-            .home()
-            .join("outputs")
-            .join(store.env())
-            .join("out/go"),
-        "",
-    )
-    .unwrap();
+    fs::write(store.out().join("go"), "").unwrap();
     up.wait().ok();
     follow.wait().ok();
     assert_eq!(fs::read_to_string(&file).unwrap(), "begun\ndone\nsecond\n");
@@ -244,7 +236,7 @@ fn a_failed_step_is_named_even_if_the_one_before_it_cannot_be_marked_as_synced()
          [[step]]\nname = 'two'\nrun = 'sleep 1; exit 3'\n"
     ));
     let up = store.start(&["up", store.env()]);
-    let out = store.home().join("outputs").join(store.env()).join("out");
+    let out = store.out();
     wait_until("the first step has its output volume", || out.exists());
     // The mark is a file of this name beside the tree.
     for tree in fs::read_dir(store.env_dir().join("trees")).unwrap() {

@@ -135,14 +135,7 @@ fn killed_between_two_parts_of_one_the_next_command_finishes() {
         left.sort_unstable();
         assert_eq!(left, [0, 4], "{nth}");
         assert!(top.join("base/half/build/object.o").exists());
-        assert!(
-            !store
-                .home()
-                .join("envs")
-                .join(store.env())
-                .join("journal.jsonl")
-                .exists()
-        );
+        assert!(!store.env_dir().join("journal.jsonl").exists());
     }
     store.rockenv(&["fsck"]).ok();
 }

@@ -32,8 +32,7 @@ fn is_clean(store: &TestStore) -> bool {
 
 /// Returns the file that the first step made.
 fn file(store: &TestStore) -> PathBuf {
-    let record = fs::read(store.env_dir().join("record.json")).unwrap();
-    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let record = store.record();
     let id = record["head"]["volumes"]["build"].as_str().unwrap();
     store.home().join("volumes").join(id).join("d/file")
 }

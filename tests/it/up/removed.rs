@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::sys::stat::Mode;
-use serde_json::Value;
 
 use crate::support::env::TestStore;
 use crate::support::run::Ran;
@@ -17,8 +16,7 @@ const STEPS: &str = "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out
 
 /// Returns the directories of the env's layers, topmost first.
 fn layers(store: &TestStore) -> Vec<PathBuf> {
-    let record = fs::read(store.env_dir().join("record.json")).unwrap();
-    let record: Value = serde_json::from_slice(&record).unwrap();
+    let record = store.record();
     let ids = record["snapshots"].as_array().unwrap().iter().rev();
     let layers = store.home().join("layers");
     ids.map(|one| layers.join(one["layer"].as_str().unwrap()))

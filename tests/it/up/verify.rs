@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::on_overlay_and_btrfs;
@@ -126,8 +125,7 @@ fn nothing_else(store: &TestStore) {
 }
 
 fn layer(store: &TestStore, step: &str) -> PathBuf {
-    let record = fs::read(store.env_dir().join("record.json")).expect("a record");
-    let record: Value = serde_json::from_slice(&record).expect("a record");
+    let record = store.record();
     let mut snapshots = record["snapshots"].as_array().into_iter().flatten();
     let snapshot = snapshots.find(|snapshot| snapshot["name"] == step);
     let layer = snapshot.and_then(|snapshot| snapshot["layer"].as_str());
