@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 
 pub(crate) mod background;
+pub(crate) mod cache;
 pub(crate) mod env;
 pub(crate) mod git;
 pub(crate) mod loopfs;

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use fs_err as fs;
 use serde_json::Value;
 
+use super::cache::made_once;
 use super::loopfs::run;
 
 const PINNED: [&str; 5] = [
@@ -38,13 +39,8 @@ fn modules() -> &'static Path {
 }
 
 fn fetch() -> PathBuf {
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("python-tools");
-    fs::create_dir_all(&cache).expect("a cache directory");
-    let lock = fs::File::create(cache.join("lock")).expect("a lock file");
-    lock.file().lock().expect("the lock");
-    let all = [&PINNED[..], &PINNED_NODE].concat();
-    let modules = cache.join(all.join(","));
-    if !modules.exists() {
+    let all = [&PINNED[..], &PINNED_NODE].concat().join(",");
+    made_once("python-tools", &all, |cache| {
         let part = cache.join("part");
         drop(fs::remove_dir_all(&part));
         run(Command::new("/usr/bin/pip3")
@@ -61,9 +57,8 @@ fn fetch() -> PathBuf {
             .args(["install", "--silent", "--ignore-scripts", "--prefix"])
             .arg(part.join("npm"))
             .args(PINNED_NODE));
-        fs::rename(&part, &modules).expect("the tools");
-    }
-    modules
+        fs::rename(&part, cache.join(&all)).expect("the tools");
+    })
 }
 
 /// Fails unless the file conforms to this built-in schema of check-jsonschema.

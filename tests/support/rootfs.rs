@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 use fs_err as fs;
 
+use super::cache::made_once;
+
 /// Part of the cache's name; raise it when the built content changes.
 const VERSION: u32 = 2;
 
@@ -69,12 +71,7 @@ pub(crate) fn builder() -> PathBuf {
 
 fn build(name: &str, variant: &str, packages: &[&str]) -> PathBuf {
     super::loopfs::need_root();
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{VERSION}"));
-    fs::create_dir_all(&cache).expect("a cache directory");
-    let lock = fs::File::create(cache.join("lock")).expect("a lock file");
-    lock.file().lock().expect("the lock");
-    let tree = cache.join("tree");
-    if !tree.exists() {
+    made_once(&format!("{name}-{VERSION}"), "tree", |cache| {
         let part = cache.join("part");
         let mut clean = Command::new("rm");
         super::loopfs::run(clean.arg("-rf").arg("--one-file-system").arg(&part));
@@ -96,7 +93,6 @@ fn build(name: &str, variant: &str, packages: &[&str]) -> PathBuf {
             command.arg(format!("--include={}", packages.join(",")));
         }
         super::loopfs::run(command.arg("trixie").arg(&part));
-        fs::rename(&part, &tree).expect("the tree's name");
-    }
-    tree
+        fs::rename(&part, cache.join("tree")).expect("the tree's name");
+    })
 }

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use fs_err as fs;
 
+use super::cache::made_once;
 use super::loopfs::run;
 
 /// Returns ninja.
@@ -28,30 +29,19 @@ pub(crate) fn uv() -> PathBuf {
 /// Returns a directory with the wheels of pytest and its dependencies.
 pub(crate) fn pytest() -> PathBuf {
     let pinned = include_str!("../therock/pytest.txt");
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("pytest-9.0.3");
-    fs::create_dir_all(&cache).expect("a cache directory");
-    let lock = fs::File::create(cache.join("lock")).expect("a lock file");
-    lock.file().lock().expect("the lock");
-    let wheels = cache.join("wheels");
-    if !wheels.exists() {
+    made_once("pytest-9.0.3", "wheels", |cache| {
         fs::write(cache.join("pinned"), pinned).expect("a list of packages");
         let script = r#"
             cd "$1"
             rm -rf part
             python3 -m pip download -q --no-deps --require-hashes -r pinned -d part --only-binary=:all:
             mv part wheels"#;
-        run(Command::new("sh").args(["-euc", script, "sh"]).arg(&cache));
-    }
-    wheels
+        run(Command::new("sh").args(["-euc", script, "sh"]).arg(cache));
+    })
 }
 
 fn fetch(name: &str, version: &str, sha256: &str) -> PathBuf {
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{version}"));
-    fs::create_dir_all(&cache).expect("a cache directory");
-    let lock = fs::File::create(cache.join("lock")).expect("a lock file");
-    lock.file().lock().expect("the lock");
-    let program = cache.join(name);
-    if !program.exists() {
+    made_once(&format!("{name}-{version}"), name, |cache| {
         let pinned = format!("{name}=={version} --hash=sha256:{sha256}\n");
         fs::write(cache.join("pinned"), pinned).expect("a list of packages");
         let script = r#"
@@ -64,8 +54,7 @@ fn fetch(name: &str, version: &str, sha256: &str) -> PathBuf {
             rm -r whole "$2"-*.whl"#;
         run(Command::new("sh")
             .args(["-euc", script, "sh"])
-            .arg(&cache)
+            .arg(cache)
             .arg(name));
-    }
-    program
+    })
 }

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use fs_err as fs;
 
+use crate::support::cache::made_once;
 use crate::support::loopfs::{LoopFs, run};
 
 /// Part of the cache directory's name. Increase it when the cached content changes.
@@ -19,12 +20,7 @@ pub(crate) const SUITE: &str = "trixie";
 /// the host's mirror once for each checkout, and packed without compression, which would take longer than the rest of
 /// the test.
 fn base() -> PathBuf {
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("archive-{VERSION}"));
-    fs::create_dir_all(&cache).unwrap();
-    let lock = fs::File::create(cache.join("lock")).unwrap();
-    lock.file().lock().unwrap();
-    let done = cache.join("done");
-    if !done.exists() {
+    made_once(&format!("archive-{VERSION}"), "done", |cache| {
         let script = r#"
             rm -rf --one-file-system part
             mkdir -p part/fetched part/pool/base
@@ -45,9 +41,8 @@ fn base() -> PathBuf {
         run(command
             .args(["-euc", script, "sh", SUITE])
             .env("TMPDIR", scratch.path())
-            .current_dir(&cache));
-    }
-    done
+            .current_dir(cache));
+    })
 }
 
 /// The archive, and the key that signs it.

@@ -1,0 +1,19 @@
+//! Files that tests fetch or build once per checkout.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+/// Returns `made` in a cache directory of this name. The first caller creates it with `make`, which gets the directory,
+/// under a name of its own, and renames it when it is complete; others wait.
+pub(crate) fn made_once(name: &str, made: &str, make: impl FnOnce(&Path)) -> PathBuf {
+    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&cache).expect("a cache directory");
+    let lock = fs::File::create(cache.join("lock")).expect("a lock file");
+    lock.file().lock().expect("the lock");
+    let made = cache.join(made);
+    if !made.exists() {
+        make(&cache);
+    }
+    made
+}
