@@ -147,7 +147,7 @@ fn an_overlay_store_is_what_gnu_du_says() {
 
     // The chain is long enough to be merged, by hard links.
     ground.exec("one", "head -c 4M /dev/urandom > $HOME/own");
-    for round in 0..33 {
+    for round in 0..20 {
         ground.ok(&["snapshot", "create", "one", &format!("s{round}")]);
     }
     ground.exec("one", "head -c 2M /dev/urandom > $HOME/live");
