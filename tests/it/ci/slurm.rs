@@ -358,16 +358,6 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     let array = format!("envs-{}-gfx1103", store.env());
     assert_eq!(left, ["common CANCELLED", &format!("{array} CANCELLED")]);
 
-    // An env in the queue is not submitted again.
-    submit(&store, &slurm, &["--sbatch=--hold"]).ok();
-    let again = submit(&store, &slurm, &[]).exits(6);
-    again.says(&[
-        "these envs are already in the queue, as job ",
-        "help: scancel ",
-    ]);
-    run(slurm.tool("scancel").arg("--user=root"));
-    assert!(slurm.ended().iter().all(|job| job.ends_with("CANCELLED")));
-
     let rows = store.work().join("rows.jsonl");
     let options = ["--gres", "gpu:1", "--timeout", "30"];
     let measured = ["--", "--metrics", rows.to_str().unwrap()];

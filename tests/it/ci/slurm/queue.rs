@@ -19,7 +19,8 @@ fn each_env_that_is_in_the_queue_is_found() {
     let refused = |targets: &[&str], env: &str| {
         let name = format!("{}-{env}", store.env());
         let said = submit(targets, &[]).exits(6);
-        said.says(&["already in the queue", &name, "help: scancel "]);
+        let queued = "these envs are already in the queue, as job ";
+        said.says(&[queued, &name, "help: scancel "]);
     };
     let gpu = ["--gres", "gpu:1", "--sbatch=--hold"];
     let submitted = submit(&["gfx1103", "gfx1201"], &gpu).ok().text();
