@@ -95,11 +95,9 @@ fn engines_work_under_systemd_and_a_gpu_arrives_inside() {
     lay_out(&engine, &ENGINE);
     lay_out(&gpu, &GPU);
     // The list of GPUs; the machine has its own device nodes.
-    let machine = include_str!("gpu/780m").split(">>> ").skip(1);
-    let machine = machine.filter_map(|file| file.split_once('\n'));
-    for (path, text) in machine.filter(|(path, _)| !path.starts_with("dev/")) {
-        write(&gpu.join("machine").join(path), text);
-    }
+    let machine = gpu.join("machine");
+    support::machine::lay_out(&machine, include_str!("gpu/780m"));
+    fs::remove_dir_all(machine.join("dev")).unwrap();
     // Stripped of debug information, because copying into the machine is slow.
     support::loopfs::run(
         Command::new("strip")
