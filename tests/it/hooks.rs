@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::env::{TestStore, build_user};
+use crate::support::env::{TestStore, build_user, is_service};
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::run::{processes_called, wait_for_process, wait_until};
 use fs_err as fs;
@@ -76,11 +76,6 @@ fn hook(store: &TestStore, name: &str, rest: &str) {
     fs::write(directory.join("hook.toml"), format!("{head}{rest}")).unwrap();
 }
 
-/// Returns whether `tests/service` runs the tests.
-fn is_at_service() -> bool {
-    std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
-}
-
 /// Returns everything observable in a tree except access times.
 fn seen(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
@@ -118,7 +113,7 @@ fn seen(root: &Path) -> Vec<String> {
 #[test]
 fn steps_see_the_hook_and_the_source_stays_as_it_is() {
     // A service does not see a test's mounts.
-    let other = (!is_at_service()).then_some(Some(Kind::Btrfs));
+    let other = (!is_service()).then_some(Some(Kind::Btrfs));
     for kind in std::iter::once(None).chain(other) {
         let disk = kind.map(LoopFs::with_base);
         let store = disk.as_ref().map_or_else(TestStore::new, TestStore::on);
@@ -144,10 +139,7 @@ fn steps_see_the_hook_and_the_source_stays_as_it_is() {
         let fork = format!("{}-fork", store.env());
         store.rockenv(&["fork", store.env(), &fork]).ok();
         let cat = "cat /v/src/a.txt /v/src/made-by-step; echo x > /v/src/made-by-step";
-        store
-            .rockenv(&["exec", &fork, "--", "sh", "-c", cat])
-            .ok()
-            .prints("ONE\ngenerated");
+        store.sh_in(&fork, cat).ok().prints("ONE\ngenerated");
         store.sh("cat /v/src/made-by-step").ok().prints("generated");
         store.rockenv(&["rm", "--yes", &fork]).ok();
         store.rockenv(&["rm", "--yes", store.env()]).ok();
@@ -169,9 +161,8 @@ fn what_a_clean_build_has_not_in_a_view_is_in_no_clean_snapshot() {
     };
     let (env, other) = (store.env(), format!("{}-other", store.env()));
     let read = |name: &str| {
-        let words = ["exec", name, "--", "sh", "-c", "cat $HOME/r"];
         store
-            .rockenv(&words)
+            .sh_in(name, "cat $HOME/r")
             .ok()
             .text()
             .trim_end()
@@ -251,7 +242,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
             .replace("generated", "two"),
     );
     store.up();
-    if !is_at_service() {
+    if !is_service() {
         // As after an `up` that was killed while it made a layer.
         fs::remove_dir_all(store.env_dir().join("views/src/work")).unwrap();
     }

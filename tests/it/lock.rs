@@ -149,8 +149,10 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     b.rockenv(&["up", &name, "--locked"]).ok();
     assert_eq!(a.keys(&name), b.keys(&name));
     for store in [&a, &b] {
-        let said = ["exec", &name, "--", "sh", "-c", "cat $HOME/after"];
-        store.rockenv(&said).ok().prints("ONE\ndone");
+        store
+            .sh_in(&name, "cat $HOME/after")
+            .ok()
+            .prints("ONE\ndone");
         store
             .rockenv(&["up", &name, "--locked", "--offline"])
             .ok()
@@ -186,7 +188,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     assert_eq!(diff["changes"][3]["name"], "after");
     assert_eq!(diff["changes"][3]["follows"], "step read");
     a.rockenv(&["up", &name, "--locked"]).ok();
-    a.rockenv(&["exec", &name, "--", "sh", "-c", "cat $HOME/after"])
+    a.sh_in(&name, "cat $HOME/after")
         .ok()
         .prints("ONE more\ndone");
 }
@@ -462,7 +464,7 @@ fn offline_steps_have_no_network() {
     store.rockenv(&["image", "build", "base"]).ok();
     store.rockenv(&["up", env, "--offline"]).ok();
     store
-        .rockenv(&["exec", env, "--", "sh", "-c", "cat $HOME/net"])
+        .sh_in(env, "cat $HOME/net")
         .ok()
         .prints("00:00:00:00:00:00");
     store.profile("[[step]]\nname = \"fetch\"\nrun = \"false\"\n");

@@ -304,8 +304,7 @@ fn one_failure_does_not_stop_the_others() {
     // The other envs do not retry a failed shared step.
     steps(&store, &STEPS.replace("echo two", "false; echo two"));
     let first = format!("{}-gfx1100", store.env());
-    let change = ["exec", &first, "--", "sh", "-c", "echo > ~/mine"];
-    store.rockenv(&change).ok();
+    store.sh_in(&first, "echo > ~/mine").ok();
     let mut command = store.command(&[&["--quiet"], &matrix(&store, &[])[..]].concat());
     command.env("CLICOLOR_FORCE", "1");
     let failed = finish("matrix up".to_owned(), command).exits(5);
@@ -441,8 +440,7 @@ fn profiles_that_name_their_targets_need_no_others() {
     for (row, (env, target)) in [(a, "gfx1103"), (b, "gfx1201")].iter().enumerate() {
         assert_eq!(json["envs"][row]["env"], *env, "{json:#}");
         assert_eq!(json["envs"][row]["target"], *target);
-        let cat = ["exec", env, "--", "sh", "-c", "cat ~/own"];
-        store.rockenv(&cat).ok().prints(target);
+        store.sh_in(env, "cat ~/own").ok().prints(target);
     }
     let jobs = store.rockenv(&["matrix", "json", "-p", a, "-p", b]);
     let jobs = jobs.ok().json();

@@ -376,10 +376,7 @@ fn every_method_takes_what_every_other_gives() {
         ]);
         two.assert_same(name);
         let inside = "cat /v/build/two; stat -c %h /v/build/link; getent passwd 1234 >/dev/null; cat $HOME/three";
-        two.other
-            .rockenv(&["exec", name, "--", "sh", "-c", inside])
-            .ok()
-            .prints("two\n2\nthree");
+        two.other.sh_in(name, inside).ok().prints("two\n2\nthree");
         two.other.rockenv(&["fsck"]).ok();
     }
 }

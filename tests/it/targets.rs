@@ -246,7 +246,7 @@ fn several_targets_have_to_fit_and_share_an_env() {
     with(&["up", env]).ok();
     let name = format!("{env}-gfx1103-gfx1201");
     store
-        .rockenv(&["exec", &name, "--", "sh", "-c", "cat $HOME/targets"])
+        .sh_in(&name, "cat $HOME/targets")
         .ok()
         .prints("gfx1103;gfx1201");
     with(&["up", env]).ok().says(&["nothing to do"]);
@@ -343,7 +343,7 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
     up().ok();
     let env = &format!("{env}-gfx1310");
     let made = "cat $HOME/targets $HOME/other";
-    let made = store.rockenv(&["exec", env, "--", "sh", "-c", made]);
+    let made = store.sh_in(env, made);
     made.ok().prints("gfx1310\nother");
     let check = store.rockenv(&["target", "check", "--source", path]);
     let check = check.exits(8).says(&[&format!("(from `{path}`)")]);

@@ -231,14 +231,7 @@ fn a_fork_is_a_copy_and_shares_what_it_did_not_change() {
             .says(&["exists already"]);
         store.rockenv(&["rm", store.env()]).ok();
         store
-            .rockenv(&[
-                "exec",
-                &copy,
-                "--",
-                "sh",
-                "-c",
-                "cat /etc/mine; test -e $HOME/three",
-            ])
+            .sh_in(&copy, "cat /etc/mine; test -e $HOME/three")
             .ok()
             .prints("other");
         store.rockenv(&["rm", &copy]).ok();

@@ -252,7 +252,12 @@ impl TestStore {
 
     /// Runs a shell script in the env as the build user.
     pub(crate) fn sh(&self, script: &str) -> Ran {
-        self.rockenv(&["exec", &self.name, "--", "sh", "-c", script])
+        self.sh_in(&self.name, script)
+    }
+
+    /// Runs a shell script in another env as the build user.
+    pub(crate) fn sh_in(&self, env: &str, script: &str) -> Ran {
+        self.rockenv(&["exec", env, "--", "sh", "-c", script])
     }
 
     /// Runs a shell script in the env as root.

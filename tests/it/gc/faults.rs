@@ -473,16 +473,7 @@ fn builds_beside_it_find_what_they_stand_on() {
                     let name = format!("{}-{letter}", store.env());
                     for turn in 0..4 {
                         store.rockenv(&["up", store.env(), "--name", &name]).ok();
-                        store
-                            .rockenv(&[
-                                "exec",
-                                &name,
-                                "--",
-                                "sh",
-                                "-c",
-                                "test -s ~/a && test -s ~/b",
-                            ])
-                            .ok();
+                        store.sh_in(&name, "test -s ~/a && test -s ~/b").ok();
                         if turn % 2 == 1 {
                             store.rockenv(&["rm", "--yes", "--force", &name]).ok();
                         }

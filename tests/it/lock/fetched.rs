@@ -112,13 +112,12 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
     publish(&b, "2", "two");
     fs::copy(&lock, b.work().join(format!("profiles/{env}.lock"))).unwrap();
     b.rockenv(&["up", env, "--locked"]).ok();
-    let used = ["exec", env, "--", "sh", "-c", "cat $HOME/used"];
-    b.rockenv(&used).ok().prints("one");
+    b.sh_in(env, "cat $HOME/used").ok().prints("one");
     assert_eq!(a.keys(env), b.keys(env));
 
     // Without the lock file, a snapshot under the same key may hold another version.
     a.rockenv(&["up", env, "--rerun", "install"]).ok();
-    a.rockenv(&used).ok().prints("two");
+    a.sh_in(env, "cat $HOME/used").ok().prints("two");
     insta::assert_snapshot!(a.shows("up ENV --locked\nplan ENV --locked"), @"
     $ rockenv up ENV --locked
     error: `WORK/profiles/ENV.lock` does not match: `tool` of step `install` is 1 in the lock file, but 2 was installed
@@ -132,7 +131,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
     a.rockenv(&["lock", env]).ok().says(&["nothing changed"]);
     let again = ["up", env, "--locked", "--rerun", "install"];
     a.rockenv(&again).ok();
-    a.rockenv(&used).ok().prints("one");
+    a.sh_in(env, "cat $HOME/used").ok().prints("one");
 
     // The same version with different content fails the step, before later steps build on it.
     publish(&a, "1", "other");

@@ -23,10 +23,7 @@ fn a_step_is_compared_by_key_whatever_its_name() {
     ");
     let up = ["up", &b, "--name", &c, "--locked", "--rerun", "beta"];
     store.rockenv(&up).ok();
-    store
-        .rockenv(&["exec", &c, "--", "sh", "-c", "cat $HOME/used"])
-        .ok()
-        .prints("one");
+    store.sh_in(&c, "cat $HOME/used").ok().prints("one");
 }
 
 #[test]

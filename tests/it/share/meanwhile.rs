@@ -104,7 +104,7 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
         .filter(|layer| layer.key.as_deref() == Some(key.as_str()));
     assert_eq!(same.count(), 2);
     let print = |env: &str| {
-        let inside = other.rockenv(&["exec", env, "--", "sh", "-c", "sha256sum $HOME/one"]);
+        let inside = other.sh_in(env, "sha256sum $HOME/one");
         inside.ok().text()
     };
     assert_ne!(print(&own), print(&pushed.name));

@@ -354,10 +354,7 @@ fn what_was_run_again_is_what_later_steps_stand_on() {
         flags.display()
     ));
     let (env, other) = (store.env(), format!("{}-other", store.env()));
-    let both = |name: &str| {
-        let words = ["exec", name, "--", "sh", "-c", "cat $HOME/one $HOME/two"];
-        store.rockenv(&words).ok().text()
-    };
+    let both = |name: &str| store.sh_in(name, "cat $HOME/one $HOME/two").ok().text();
     store.rockenv(&["up", env, "--name", &other]).ok();
     store.rockenv(&["up", env, "--until", "one"]).ok();
     for fails in ["two", "one"] {

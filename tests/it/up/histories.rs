@@ -19,8 +19,7 @@ fn profile(line: &str) -> String {
 /// Returns the content of an env's build volume, and the copy that its last step made.
 fn left(store: &TestStore, env: &str) -> String {
     let command = "tr '\\n' ' ' < /v/build/log; tr '\\n' ' ' < $HOME/log";
-    let words = ["exec", env, "--", "sh", "-c", command];
-    store.rockenv(&words).ok().text().trim_end().to_owned()
+    store.sh_in(env, command).ok().text().trim_end().to_owned()
 }
 
 #[test]

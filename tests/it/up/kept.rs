@@ -203,7 +203,7 @@ fn volumes_from_elsewhere_replace_none_that_is_the_only_copy() {
     from.rockenv(&["export", &name, "--snapshots", file.to_str().unwrap()])
         .ok();
     store.rockenv(&["import", file.to_str().unwrap()]).ok();
-    let sh = |script: &str| store.rockenv(&["exec", &name, "--", "sh", "-c", script]);
+    let sh = |script: &str| store.sh_in(&name, script);
     // The first time there is nothing to lose.
     store.rockenv(&["up", &name]).ok();
     sh("cat /v/build/one; echo handwork > /v/build/mine.c")
@@ -229,7 +229,6 @@ fn volumes_from_elsewhere_replace_none_that_is_the_only_copy() {
     };
     run("echo > /v/build/two");
     run("ls /v/build > ~/list");
-    let list = ["exec", &new, "--", "sh", "-c", "cat ~/list"];
-    store.rockenv(&list).ok().prints("one");
+    store.sh_in(&new, "cat ~/list").ok().prints("one");
     store.rockenv(&["rm", "--yes", &name, &new]).ok();
 }

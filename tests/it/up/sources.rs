@@ -190,8 +190,10 @@ fn what_was_made_while_its_source_was_edited_is_no_result_of_the_old_source() {
     case.edit_during("one", up).ok();
     fs::write(case.source.join("f"), "good").unwrap();
     store.rockenv(&["up", env, "--name", &other]).ok();
-    let read = ["exec", &other, "--", "sh", "-c", "cat $HOME/r $HOME/two"];
-    store.rockenv(&read).ok().prints("goodgood");
+    store
+        .sh_in(&other, "cat $HOME/r $HOME/two")
+        .ok()
+        .prints("goodgood");
 }
 
 /// As `git checkout OTHER` and back leave the source.
