@@ -1,14 +1,17 @@
 //! Owns the live build volumes of an env: making them, and finding their directories.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+
+use fs_err as fs;
 
 use super::history::VolumesFrom;
 use super::{LockedEnv, Store};
 use crate::engine::BuildUser;
-use crate::plan::ids::{LayerId, VolumeId};
+use crate::plan::ids::{LayerId, VolumeId, VolumeName};
 use crate::sys::atomic::random_id;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, ResultExt as _};
 use crate::tree;
 
 impl Store {
@@ -17,18 +20,29 @@ impl Store {
         let frozen = self.layer_dir(layer?).join("volumes").join(name);
         frozen.exists().then_some(frozen)
     }
+
+    fn give_empty_volume(&self, id: &VolumeId, user: &BuildUser) -> Result<()> {
+        let directory = self.volume_dir(id);
+        let found = fs::metadata(&directory)?;
+        if (found.uid(), found.gid()) == (user.uid, user.gid) || !self.is_volume_empty(id) {
+            return Ok(());
+        }
+        nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))
+            .context(|| format!("cannot give `{}` to the build user", directory.display()))
+    }
 }
 
 impl LockedEnv<'_> {
-    /// Creates missing build volumes: as the env's layer froze them, or else empty and owned by `user`. Refuses an env
-    /// that lost one: the next step would continue with an empty volume.
+    /// Creates missing build volumes: as the env's layer froze them, or else empty. Empty ones belong to `user`: the
+    /// layer of a step that runs as root is also that of envs with another build user. Refuses an env that lost one:
+    /// the next step would continue with an empty volume.
     pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
         let head = &self.known_record()?.head;
         for (name, id) in &head.volumes {
             self.live_volume(name, id)?;
         }
         let layer = head.layer.as_ref().filter(|_| self.store.freezes_volumes());
-        let mut made = BTreeMap::new();
+        let mut made: BTreeMap<VolumeName, VolumeId> = BTreeMap::new();
         for name in volumes
             .iter()
             .filter(|name| !head.volumes.contains_key(*name))
@@ -39,12 +53,12 @@ impl LockedEnv<'_> {
                 Some(frozen) => {
                     tree::clone_tree(method, &frozen, &directory)?;
                 }
-                None => {
-                    tree::create_tree(method, &directory)?;
-                    nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))?;
-                }
+                None => tree::create_tree(method, &directory)?,
             }
             made.insert(name.parse()?, id);
+        }
+        for id in head.volumes.values().chain(made.values()) {
+            self.store.give_empty_volume(id, user)?;
         }
         if made.is_empty() {
             return Ok(());

@@ -9,6 +9,7 @@ mod removed;
 mod results;
 mod sources;
 mod undone;
+mod users;
 mod verify;
 
 use crate::support::env::TestStore;

@@ -1,0 +1,34 @@
+//! Two people with sudo who build in one store, each as a build user of their own.
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::ordinary::Ordinary;
+use crate::support::run::{Ran, finish};
+
+fn by_another(store: &TestStore, arguments: &[&str]) -> Ran {
+    let mut command = store.command(arguments);
+    command.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
+    finish(arguments.join(" "), command)
+}
+
+#[test]
+fn another_user_s_new_env_shares_the_steps_of_root() {
+    // Without root, each user has a store of their own.
+    if Ordinary::get().is_some() {
+        return;
+    }
+    let disk = LoopFs::with_base(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    store.profile(
+        "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
+         [[volume]]\nname = 'cache'\nkind = 'cache'\ntarget = '/v/cache'\n\
+         [[step]]\nname = 'one'\nuser = 'root'\nrun = 'true'\n\
+         [[step]]\nname = 'two'\nincremental = true\nrun = 'touch /v/build/two'\n",
+    );
+    store.up();
+    let env = store.env();
+    // The frozen build volume below step `two` is empty, and belongs to the first user.
+    let name = format!("{env}-b");
+    let said = by_another(&store, &["up", env, "--name", &name]).ok();
+    said.says(&["2 steps, 1 done before"]);
+}
