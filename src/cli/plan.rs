@@ -22,6 +22,7 @@ use crate::up::context::Context;
 use crate::up::host_writes::HostWrites;
 use crate::up::observe::{plan_for, wanted};
 use crate::up::options::{OUTPUT, PlanOptions, options};
+use crate::up::other_users::OthersVolumes;
 use crate::up::preflight::{Needs, Refused};
 use crate::up::registry::{self, Source};
 use crate::up::resolve::{FingerprintUse, Gathered, MissingInputs};
@@ -86,11 +87,15 @@ pub(crate) fn show_plan(
         Some(store) => BlockedResults::of(store, &spec, &plan, record.as_ref(), &spec.name)?,
         None => BlockedResults::default(),
     };
+    let new = args.new_env_command();
+    let others = OthersVolumes::of(store.as_ref(), &spec, &plan, record.as_ref(), &new);
     let short = needs.refused();
     let short = short.filter(|_| plan.runs() > 0 && !is_forced);
-    let refused = refused(&selection, &missing, short, blocked.refusal(&up), &up);
+    let further = [others.refusal, blocked.refusal(&up)];
+    let refused = refused(&selection, &missing, short, further, &up);
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
+    notes.extend(others.warnings);
     notes.extend(not_its_own(&blocked.all));
     notes.extend(losses(store.as_ref(), &plan, record.as_ref()));
     if let (Some(store), Some(image)) = (&store, gathered.inputs.image.key()) {
@@ -142,7 +147,7 @@ fn refused(
     selection: &Selection,
     missing: &MissingInputs,
     short: Option<Refused>,
-    blocked: Option<(String, String)>,
+    further: [Option<(String, String)>; 2],
     up: &str,
 ) -> Option<Refused> {
     let mut reasons = missing.refused.clone();
@@ -166,7 +171,7 @@ fn refused(
         reasons.extend(short.reasons);
         help.push(short.help);
     }
-    if let Some((reason, way_out)) = blocked {
+    for (reason, way_out) in further.into_iter().flatten() {
         reasons.push(reason);
         help.push(way_out);
     }

@@ -22,6 +22,7 @@ pub(crate) mod matrix;
 pub(crate) mod observe;
 pub(crate) mod offline;
 pub(crate) mod options;
+pub(crate) mod other_users;
 pub(crate) mod preflight;
 pub(crate) mod push;
 pub(crate) mod registry;
@@ -57,6 +58,7 @@ use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::observe::plan_for;
 use crate::up::options::{UpOptions, options, rest};
+use crate::up::other_users::OthersVolumes;
 use crate::up::preflight::Needs;
 use crate::up::registry::Source;
 use crate::up::resolve::{Gathered, Resolved, resolve_and_pull};
@@ -323,8 +325,16 @@ struct Run<'a> {
     with: Fetching<'a>,
     args: &'a UpOptions,
     source: Option<Source<'a>>,
-    /// Warnings given so far: each attempt examines the sources again.
+    /// Warnings given so far: each attempt examines the sources and volumes again.
     told: RefCell<BTreeSet<String>>,
+}
+
+impl Run<'_> {
+    fn warn_once(&self, message: String) {
+        if self.told.borrow_mut().insert(message.clone()) {
+            self.with.task.reporter.warn(message);
+        }
+    }
 }
 
 enum Attempt {
@@ -397,9 +407,7 @@ fn is_recorded(record: &Record, plan: &Plan) -> bool {
 fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<'a>> {
     let (gathered, notes) = sources::fetch(gathered, run.with)?;
     for message in notes {
-        if run.told.borrow_mut().insert(message.clone()) {
-            run.with.task.reporter.warn(message);
-        }
+        run.warn_once(message);
     }
     Ok(gathered)
 }
@@ -477,10 +485,21 @@ fn preflight(
     env: &LockedEnv<'_>,
     plan: &Plan,
 ) -> Result<()> {
-    if plan.runs() == 0 || run.args.force {
+    if plan.runs() == 0 {
         return Ok(());
     }
     let (spec, store, gathered) = (&resolved.spec, run.with.store, &resolved.gathered);
+    let new = run.args.plan.new_env_command();
+    let others = OthersVolumes::of(Some(store), spec, plan, env.record(), &new);
+    for warning in others.warnings {
+        run.warn_once(warning);
+    }
+    if let Some((reason, help)) = others.refusal {
+        return Err(Error::new(Kind::Preflight, reason).help(help));
+    }
+    if run.args.force {
+        return Ok(());
+    }
     // A new env must fit with all of its steps. An existing env may have some of them already.
     let whole = match env.record() {
         None => Some(plan_for(store, Some(env), gathered, spec, asked)?.1),

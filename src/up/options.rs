@@ -153,6 +153,12 @@ impl PlanOptions {
         self.command(&self.request("up"), self.lock_file.as_deref())
     }
 
+    /// Returns `rockenv up` for another env of the same profile.
+    pub(crate) fn new_env_command(&self) -> String {
+        let request = self.request("up");
+        request.command("up", &[("--name", Some("NEW"))])
+    }
+
     fn command(&self, request: &UpRequest<'_>, lock_file: Option<&Path>) -> String {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];

@@ -1,5 +1,7 @@
 //! Two people with sudo who build in one store, each as a build user of their own.
 
+use fs_err as fs;
+
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::ordinary::Ordinary;
@@ -12,13 +14,13 @@ fn by_another(store: &TestStore, arguments: &[&str]) -> Ran {
 }
 
 #[test]
-fn another_user_s_new_env_shares_the_steps_of_root() {
+fn another_user_s_env_is_not_continued_and_a_new_one_shares_the_steps_of_root() {
     // Without root, each user has a store of their own.
     if Ordinary::get().is_some() {
         return;
     }
     let disk = LoopFs::with_base(Kind::Btrfs);
-    let store = TestStore::on(&disk);
+    let (store, other) = (TestStore::on(&disk), "steps that run as user 4321 cannot");
     store.profile(
         "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
          [[volume]]\nname = 'cache'\nkind = 'cache'\ntarget = '/v/cache'\n\
@@ -27,8 +29,17 @@ fn another_user_s_new_env_shares_the_steps_of_root() {
     );
     store.up();
     let env = store.env();
+    let record = || fs::read(store.env_dir().join("record.json")).unwrap();
+    let before = record();
+    let build = format!("build volume `build` belongs to user 1234: {other}");
+    let ways = "--name NEW; to build as user 1234 too: build-user = \"1234:1234\"";
+    let refused = by_another(&store, &["up", env]).exits(9);
+    refused.says(&[&build, ways]);
+    by_another(&store, &["plan", env, "--check"]).exits(9);
+    assert_eq!(record(), before);
     // The frozen build volume below step `two` is empty, and belongs to the first user.
+    let cache = format!("cache `cache` belongs to user 1234: {other}");
     let name = format!("{env}-b");
     let said = by_another(&store, &["up", env, "--name", &name]).ok();
-    said.says(&["2 steps, 1 done before"]);
+    said.says(&["2 steps, 1 done before", &cache]);
 }
