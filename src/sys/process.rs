@@ -22,7 +22,8 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
-use crate::sys::account::rights::caller_umask;
+use crate::sys::account::Person;
+use crate::sys::account::rights::{caller_umask, start_as};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::thread;
@@ -59,7 +60,7 @@ pub(crate) struct Program {
     env: Vec<(OsString, OsString)>,
     directory: PathBuf,
     isolated: bool,
-    user: Option<(u32, u32)>,
+    user: Option<Person>,
     inherit_env: bool,
     without: &'static [&'static str],
     tolerated: Option<i32>,
@@ -162,9 +163,9 @@ impl Program {
         self
     }
 
-    /// Runs the program as this user and group, without supplementary groups. Needs root.
-    pub(crate) fn user(mut self, uid: u32, gid: u32) -> Self {
-        self.user = Some((uid, gid));
+    /// Runs the program as this user. Needs root.
+    pub(crate) fn user(mut self, user: Person) -> Self {
+        self.user = Some(user);
         self
     }
 
@@ -319,7 +320,6 @@ impl Program {
         command
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
-            .current_dir(&self.directory)
             .stdin(match self.input.is_empty() {
                 true => Stdio::null(),
                 false => Stdio::piped(),
@@ -327,8 +327,11 @@ impl Program {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        if let Some((uid, gid)) = self.user {
-            command.uid(uid).gid(gid);
+        match &self.user {
+            Some(user) => start_as(&mut command, user, &self.directory)?,
+            None => {
+                command.current_dir(&self.directory);
+            }
         }
         // Another program's output must not depend on the caller's umask.
         let mask = match self.is_rockenv {

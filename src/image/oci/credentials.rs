@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::reference::DOCKER_HUB;
 use crate::image::Logins;
+use crate::sys::account::Person;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 
@@ -159,10 +160,10 @@ impl CredentialHelper<'_> {
         let found = match (nix::unistd::geteuid().is_root(), uid) {
             (true, 0) => Program::find(&name, &need),
             (root, _) => match which::which_in(&name, Some(&logins.programs), "/") {
-                Ok(path) if root => Ok(Program::at(path).user(uid, gid)),
+                Ok(path) if root => Ok(Program::at(path).user(Person::of(uid, gid))),
                 Ok(path) => Ok(Program::at(path)),
                 Err(_) => Program::find(&name, &need).map(|program| match root {
-                    true => program.user(uid, gid),
+                    true => program.user(Person::of(uid, gid)),
                     false => program,
                 }),
             },

@@ -11,7 +11,7 @@ use nix::sys::statfs::{
 use crate::engine::BuildUser;
 use crate::image::certificates;
 use crate::image::fetch::without_login;
-use crate::sys::account;
+use crate::sys::account::{self, Person};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;
@@ -147,7 +147,7 @@ impl<'a> Git<'a> {
                 let program = program
                     .inherit_env()
                     .without(&OTHER_REPOSITORY)
-                    .user(uid, gid);
+                    .user(Person::of(uid, gid));
                 match (account::caller(), account::home_of(uid)) {
                     // sudo sets the home of root.
                     (account::Rights::Of(person, _), Some(home)) if person.uid == uid => {
@@ -159,7 +159,7 @@ impl<'a> Git<'a> {
             Rights::Owner(uid, gid) => program
                 .env("HOME", "/")
                 .env("GIT_CONFIG_GLOBAL", "/dev/null")
-                .user(uid, gid),
+                .user(Person::of(uid, gid)),
         };
         Ok(program
             .env("GIT_TERMINAL_PROMPT", "0")

@@ -12,6 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::sys::error::Result;
 use crate::sys::host::system_text;
 use crate::sys::process::PATH;
+use crate::sys::userns;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use place::{Existing, FilePlace, make_directories, resolved};
@@ -25,6 +26,14 @@ pub(crate) struct Person {
     pub(crate) groups: Vec<u32>,
 }
 
+impl Person {
+    /// Returns a user with the groups that the system lists.
+    pub(crate) fn of(uid: u32, gid: u32) -> Self {
+        let groups = groups_of(uid, gid);
+        Self { uid, gid, groups }
+    }
+}
+
 static CALLER: OnceLock<Rights> = OnceLock::new();
 
 /// Sets, once, the rights that [`caller`] returns: root called by an ordinary user acts for that user. Also sets root's
@@ -35,13 +44,8 @@ pub(crate) fn set_caller(user: &BuildUser) {
     }
     rights::set_umask();
     if user.uid != 0 {
-        let person = Person {
-            uid: user.uid,
-            gid: user.gid,
-            groups: groups_of(user.uid, user.gid),
-        };
         // A second call reads the same environment, so its value is the same.
-        drop(CALLER.set(Rights::of(person)));
+        drop(CALLER.set(Rights::of(Person::of(user.uid, user.gid))));
     }
 }
 
@@ -116,7 +120,8 @@ fn line_or_ask(passwd: &str, field: usize, value: &str) -> Option<String> {
     })
 }
 
-/// Returns the answer for a user, asked for once a process: it may come from a server, and each call of git needs it.
+/// Returns the answer to a question about a user, asked once a process: it may come from a server, and each call of git
+/// needs it.
 fn once(user: &str, ask: impl FnOnce() -> Option<String>) -> Option<String> {
     static ANSWERS: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
     let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,17 +177,19 @@ pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBu
     }
 }
 
-/// Returns the groups of a user according to `/etc/group`, and NSS for a user who is only there.
+/// Returns the groups of a user according to `/etc/group`, and NSS for a user who is only there. In a user namespace,
+/// the ids of both mean others.
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let mut groups = vec![gid];
-    let Some(line) = passwd_line(uid) else {
+    let line = userns::is_root().then(|| passwd_line(uid)).flatten();
+    let Some(line) = line else {
         return groups;
     };
     let name = line.split(':').next().unwrap_or_default();
     let text = system_text("/etc/group").unwrap_or_default();
     groups.extend(members(&text, name));
     if line_of(&local_users(), NAME, name).is_none()
-        && let Some(said) = ask_system("id", &["-G", name])
+        && let Some(said) = once(&format!("-G {name}"), || ask_system("id", &["-G", name]))
     {
         groups.extend(
             said.split_whitespace()

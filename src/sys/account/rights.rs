@@ -4,7 +4,7 @@
 //! the user, could place a symlink there. Instead root asks a process that runs as the user, which makes the system
 //! calls that take a path and sends descriptors back. No descriptor that only root could open is sent to that process.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
@@ -418,6 +418,31 @@ pub(crate) fn become_person(person: &Person) -> Result<()> {
     Ok(())
 }
 
+/// Makes a command start as a user with the user's groups, which the standard library would drop, and in `directory`,
+/// which perhaps only the user or one of these groups can enter.
+pub(crate) fn start_as(command: &mut Command, person: &Person, directory: &Path) -> Result<()> {
+    let groups: Vec<Gid> = person.groups.iter().copied().map(Gid::from_raw).collect();
+    let (uid, gid) = (Uid::from_raw(person.uid), Gid::from_raw(person.gid));
+    let directory = CString::new(directory.as_os_str().as_bytes())
+        .map_err(|error| unexpected!("a path contains a NUL").source(error))?;
+    let prepare = move || -> std::io::Result<()> {
+        nix::unistd::setgroups(&groups)?;
+        nix::unistd::setresgid(gid, gid, gid)?;
+        nix::unistd::setresuid(uid, uid, uid)?;
+        nix::unistd::chdir(directory.as_c_str())?;
+        Ok(())
+    };
+    #[expect(
+        unsafe_code,
+        reason = "the standard library has no stable way to set supplementary groups"
+    )]
+    // SAFETY: between fork and exec the closure makes four system calls and neither allocates nor locks.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+    Ok(())
+}
+
 /// Serves calls as the user until the command that asks has ended, which closes standard input.
 pub(crate) fn serve(arguments: &[String]) -> Result<()> {
     let numbers = arguments.iter().filter_map(|text| text.parse().ok());
@@ -443,4 +468,34 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
         frames::send(&way, &answer, &numbers)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::sys::process::{Program, TEMPORARY};
+
+    #[test]
+    fn a_user_s_program_enters_a_directory_of_the_user_s_group() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir_in(TEMPORARY).unwrap();
+        std::os::unix::fs::chown(directory.path(), Some(0), Some(4242)).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o750);
+        fs_err::set_permissions(directory.path(), mode).unwrap();
+        let program = Program::at("/bin/sh")
+            .args(["-c", "id -G && ls -d ."])
+            .directory(directory.path())
+            .user(Person {
+                uid: 4321,
+                gid: 4321,
+                groups: vec![4321, 4242],
+            });
+        let said = program.output(1 << 10, &AtomicBool::new(false), &mut |_| {});
+        assert_eq!(said.unwrap(), b"4321 4242\n.\n");
+    }
 }
