@@ -11,6 +11,7 @@ use crate::rocm::gpu;
 use crate::store::Store;
 use crate::store::ballast::Dropped;
 use crate::store::config::Config;
+use crate::sys::account::{self, Rights};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::userns;
@@ -62,7 +63,7 @@ impl Context {
     /// Opens the store for changes, and makes a missing one.
     pub(crate) fn store(&self) -> Result<Store> {
         let store = Store::open(&self.config.home)?;
-        store.close(self.config.user.uid)?;
+        self.close(&store)?;
         self.reap(&store)?;
         Ok(store)
     }
@@ -71,9 +72,17 @@ impl Context {
     pub(crate) fn store_to_change(&self, what: &str) -> Result<Store> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
-        store.close(self.config.user.uid)?;
+        self.close(&store)?;
         self.reap(&store)?;
         Ok(store)
+    }
+
+    /// Closes the store's directories to other users than the build user and the person behind `sudo`.
+    fn close(&self, store: &Store) -> Result<()> {
+        if let Rights::Of(person, _) = account::caller() {
+            store.close(person.uid)?;
+        }
+        store.close(self.config.user.uid)
     }
 
     /// Opens an existing store to free space, even on a full disk: drops the ballast before any write, even before the

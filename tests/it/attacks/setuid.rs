@@ -106,6 +106,20 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
     let out = user.store().join("outputs/left/out/mine");
     let found = as_user(MadeUp::UID, &["cat", out.to_str().unwrap()]).unwrap();
     assert!(found.status.success(), "{found:?}");
+    // The build user of a configuration may be another one than the person behind sudo.
+    let sources = user.store().join("sources");
+    fs::remove_dir(&sources).unwrap();
+    let configured = [
+        "ROCKENV_BUILD_USER=1234:1234",
+        program.as_str(),
+        "down",
+        "left",
+    ];
+    run(&mut user.sudo("env", &configured));
+    for (uid, enters) in [(MadeUp::UID, true), (1234, true), (OTHER, false)] {
+        let found = as_user(uid, &["ls", sources.to_str().unwrap()]).unwrap();
+        assert_eq!(found.status.success(), enters, "{uid}: {found:?}");
+    }
     run(&mut user.sudo(user.program(), &["rm", "--yes", "left"]));
 }
 
