@@ -360,6 +360,10 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
     let stage = Stage::new();
     let env = stage.store.env();
     stage.make_own(&stage.here);
+    // A directory of a team: what is made there belongs to the team.
+    let team = 4444;
+    chown(&stage.here, None, Some(team)).expect("a group");
+    fs::set_permissions(&stage.here, PermissionsExt::from_mode(0o2775)).expect("a mode");
     symlink(&stage.secret, &stage.there).expect("a link");
     stage.bring_images();
     let run = |arguments: &[&str]| stage.run_here(arguments);
@@ -390,7 +394,8 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
         let path = stage.here.join(made);
         for path in path.ancestors().take_while(|path| **path != stage.here) {
             let found = fs::metadata(path).expect("what was made");
-            assert_eq!(found.uid(), MadeUp::UID, "{}", path.display());
+            let owner = (found.uid(), found.gid());
+            assert_eq!(owner, (MadeUp::UID, team), "{}", path.display());
         }
     }
     stage.store.assert_clean();
