@@ -127,7 +127,8 @@ impl<'a> FilePlace<'a> {
             let (at, replace) = (self.parent.as_fd(), existing == Existing::Replace);
             match self.rights.rename(at, &part, at, &self.name, replace) {
                 Err(Errno::EEXIST) => Err(self.exists("")),
-                other => other.context(cannot),
+                // In a directory with the sticky bit, the old file may be another user's.
+                other => other.map_err(|errno| self.refused(errno)),
             }
         };
         let written = write();

@@ -261,6 +261,20 @@ fn check_modes(stage: &Stage, page: &str) {
     }
 }
 
+/// In a directory with the sticky bit, a user cannot replace another user's file.
+fn check_sticky(stage: &Stage) {
+    let shared = stage.user.home.join("shared");
+    fs::create_dir(&shared).expect("a directory");
+    fs::set_permissions(&shared, PermissionsExt::from_mode(0o1777)).expect("a mode");
+    let page = shared.join("page.html");
+    fs::write(&page, "").expect("a file");
+    let page = page.to_str().expect("a path");
+    let output = stage.sudo(&["report", stage.store.env(), "--force", "--output", page]);
+    let told = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains(&format!("cannot write `{page}`")), "{told}");
+}
+
 #[test]
 fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened() {
     let stage = Stage::new();
@@ -331,6 +345,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
         );
         assert!(told.contains("help: "), "{arguments:?}: {told}");
     }
+    check_sticky(&stage);
     for name in ["link", "fifo", "directory"] {
         let begun = Instant::now();
         let mut up = stage.store.command(&["up", env, "--metrics", &path(name)]);
