@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
@@ -321,9 +321,13 @@ fn lay_out(git: &Git<'_>, place: &Path, own: &Path, common: &Path, rights: Right
     Ok(())
 }
 
-/// Creates a directory that git writes to. Refuses a link to one, which git must not own.
+/// Creates a directory for files of git, which may be parts of a private checkout. Refuses a link to one, which git must
+/// not own.
 fn make_for(directory: &Path, rights: Rights) -> Result<()> {
-    fs::create_dir(directory)?;
+    let mut new = std::fs::DirBuilder::new();
+    new.mode(0o700)
+        .create(directory)
+        .context(|| format!("cannot make `{}`", directory.display()))?;
     if let Rights::BuildUser(uid, gid) | Rights::Owner(uid, gid) = rights {
         nix::unistd::chown(directory, Some(uid.into()), Some(gid.into()))?;
     }

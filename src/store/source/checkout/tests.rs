@@ -17,6 +17,8 @@ fn same(git: &Git<'_>, path: &Path, changed: bool) {
     let lacks = path.join(".git/info/sparse-checkout").exists();
     assert_eq!(git.fingerprint(path).unwrap() != head, changed || lacks);
     let place = checkout.place.path.clone();
+    let mode = fs::metadata(place.join(LFS)).unwrap().mode();
+    assert_eq!(mode & 0o077, 0, "others read what git writes");
     drop(checkout);
     assert!(!place.exists());
 }
