@@ -135,6 +135,8 @@ impl Config {
     /// invalid.
     pub fn read() -> Result<(Self, Vec<Error>)> {
         let (environment, mut errors) = readable(std::env::vars_os());
+        // The user's files may be readable with the user's rights only.
+        account::set_caller(&settings::invoking_user(&environment)?);
         let (mut config, invalid) = Self::of(environment, std::env::current_dir().ok().as_deref())?;
         errors.extend(invalid);
         let words: Vec<String> = std::env::args_os()
@@ -142,7 +144,6 @@ impl Config {
             .map(|word| quoted(&word.to_string_lossy()).into_owned())
             .collect();
         config.sudo_command = format!("sudo rockenv {}", words.join(" "));
-        account::set_caller(&config.invoking_user);
         Ok((config, errors))
     }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::sys::account;
 use crate::sys::error::{Result, if_exists};
 use crate::sys::suggest;
 use crate::sys::trusted_files::Checked;
@@ -49,7 +50,11 @@ pub(crate) fn list<'a>(
         }
     };
     for directory in directories {
-        let Some(entries) = if_exists(fs_err::read_dir(&directory.path))? else {
+        let entries = match if_exists(fs_err::read_dir(&directory.path)) {
+            Err(_) if account::is_missing(&directory.path) => continue,
+            entries => entries?,
+        };
+        let Some(entries) = entries else {
             continue;
         };
         for entry in entries {

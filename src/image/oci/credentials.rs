@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::reference::DOCKER_HUB;
 use crate::image::Logins;
-use crate::sys::account::Person;
+use crate::sys::account::{self, Person};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 
@@ -224,14 +224,9 @@ fn place(key: &str) -> &str {
 }
 
 fn read(path: &Path) -> Result<Option<File>> {
-    use fs_err::os::unix::fs::OpenOptionsExt as _;
     use std::io::Read as _;
-    let file = fs_err::OpenOptions::new()
-        .read(true)
-        .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
-        .open(path);
     let mut text = Vec::new();
-    let owner = match file {
+    let owner = match account::open(path) {
         Ok(file) => {
             let found = file.metadata()?;
             file.take(MAX_FILE).read_to_end(&mut text)?;

@@ -17,7 +17,8 @@ use crate::plan::gc::policy::{self, Policy};
 use crate::profile::{self, Origin, Problem, Sources, value};
 use crate::rocm::target::Target;
 use crate::store::history::Reuse;
-use crate::sys::error::{Error, if_exists};
+use crate::sys::account;
+use crate::sys::error::{Error, ResultExt as _, if_exists};
 use crate::sys::span::Place;
 use crate::sys::suggest;
 use crate::sys::trust::{self, Current};
@@ -126,7 +127,9 @@ pub(super) fn read_current(
 
 /// Reads another configuration file, as far as it is valid.
 pub(super) fn read_file(path: &Path, errors: &mut Vec<Error>) -> Option<File> {
-    let text = super::valid(if_exists(fs::read_to_string(path)), errors)??;
+    let read = account::open(path).and_then(std::io::read_to_string);
+    let read = if_exists(read).context(|| format!("cannot read `{}`", path.display()));
+    let text = super::valid(read, errors)??;
     Some(parse(path.to_owned(), text, None, errors))
 }
 

@@ -78,9 +78,7 @@ impl Settings {
     }
 
     fn find_user(&mut self) -> Result<()> {
-        let names = ["SUDO_UID", "SUDO_GID", "PKEXEC_UID", "DOAS_USER"];
-        let [uid, gid, pkexec, doas] = names.map(|name| self.set(name));
-        self.invoking_user = account::invoking_user(uid, gid, pkexec, doas)?;
+        self.invoking_user = invoking_user(&self.variables)?;
         let (uid, home) = (self.invoking_user.uid, || self.path("HOME"));
         // NSS says `/` for a dynamic user of systemd, whose service sets another `HOME`. Under sudo, `HOME` is root's.
         let is_own = uid == nix::unistd::geteuid().as_raw() && !account::is_local(uid);
@@ -338,6 +336,14 @@ impl Settings {
         }
         environment
     }
+}
+
+/// Returns the user who called, as the variables of `sudo` and its kind tell.
+pub(super) fn invoking_user(variables: &BTreeMap<String, String>) -> Result<BuildUser> {
+    let names = ["SUDO_UID", "SUDO_GID", "PKEXEC_UID", "DOAS_USER"];
+    let [uid, gid, pkexec, doas] =
+        names.map(|name| variables.get(name).filter(|value| !value.is_empty()));
+    account::invoking_user(uid, gid, pkexec, doas)
 }
 
 fn is_root() -> bool {

@@ -15,7 +15,7 @@ use crate::sys::process::PATH;
 use crate::sys::userns;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use place::{Existing, FilePlace, make_directories, resolved};
+pub(crate) use place::{Existing, FilePlace, is_missing, make_directories, open, resolved};
 pub(crate) use rights::Rights;
 
 /// A calling user, with primary and supplementary groups.

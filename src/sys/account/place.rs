@@ -1,11 +1,12 @@
 //! Owns single files of the calling user that the command line names, read and written with that user's rights.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::Mode;
@@ -179,6 +180,37 @@ impl<'a> FilePlace<'a> {
         }
         self.rights.refused(&self.parent_path, errno)
     }
+}
+
+/// Opens a file of the calling user for reading. A home on a network or FUSE file system may be closed to root, but not to
+/// the user.
+pub(crate) fn open(path: &Path) -> std::io::Result<fs::File> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path);
+    let rights = super::caller();
+    match opened {
+        Err(error)
+            if error.kind() == ErrorKind::PermissionDenied && matches!(rights, Rights::Of(..)) =>
+        {
+            let opened = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
+            let opened = opened.map_err(|errno| match errno {
+                Errno::EACCES => error,
+                other => other.into(),
+            })?;
+            Ok(fs::File::from_parts(opened.into(), path))
+        }
+        opened => opened,
+    }
+}
+
+/// Returns whether the calling user has no such file, also where root may not look.
+pub(crate) fn is_missing(path: &Path) -> bool {
+    let (flags, mode) = (OFlag::O_PATH, Mode::empty());
+    let found = super::caller().open(None, path, flags, mode, ResolveFlag::empty());
+    matches!(found, Err(Errno::ENOENT | Errno::ENOTDIR))
 }
 
 pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {

@@ -275,6 +275,35 @@ fn check_sticky(stage: &Stage) {
     assert!(told.contains(&format!("cannot write `{page}`")), "{told}");
 }
 
+/// A home on NFS may be closed to root: the configuration in it is read with the user's rights.
+fn check_closed_home(stage: &Stage) {
+    let home = stage.user.home.join("closed");
+    let config = home.join(".config/rockenv/config.toml");
+    fs::create_dir_all(config.parent().expect("a directory")).expect("a home");
+    fs::write(&config, "engine = 'dokcer'\n").expect("a configuration");
+    chown(&home, Some(1234), Some(1234)).expect("an owner");
+    fs::set_permissions(&home, PermissionsExt::from_mode(0o700)).expect("a mode");
+    let list = || {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--bounding-set=-dac_override,-dac_read_search", "--"])
+            .arg(stage.user.program())
+            .args(["profile", "ls"])
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", &home)
+            .env("ROCKENV_HOME", stage.store.home())
+            .envs([("SUDO_UID", "1234"), ("SUDO_GID", "1234")])
+            .current_dir("/");
+        output(command)
+    };
+    let told = said(&list());
+    assert!(told.contains("dokcer"), "{told}");
+    fs::remove_file(&config).expect("no configuration");
+    let listed = list();
+    assert!(listed.status.success(), "{}", said(&listed));
+}
+
 #[test]
 fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened() {
     let stage = Stage::new();
@@ -346,6 +375,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
         assert!(told.contains("help: "), "{arguments:?}: {told}");
     }
     check_sticky(&stage);
+    check_closed_home(&stage);
     for name in ["link", "fifo", "directory"] {
         let begun = Instant::now();
         let mut up = stage.store.command(&["up", env, "--metrics", &path(name)]);
