@@ -22,6 +22,7 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::name::StepName;
 use crate::sys::signals::Cancel;
+use crate::tree;
 use crate::ui::event::Outcome;
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
@@ -133,6 +134,14 @@ impl<'a> Rebuild<'a> {
     fn empty(&self, scratch: &mut LockedEnv<'_>, segment: &Segment) -> Result<()> {
         for place in [verify::OUTPUTS, verify::CACHES, APART, "views"] {
             self.with.store.discard(&scratch.directory().join(place))?;
+        }
+        // Other directories named by a path are made with the rights of the caller, who may not enter the store.
+        for volume in &self.spec.volumes {
+            if let VolumeSource::Path(path) = &volume.source
+                && verify::scratch_place(volume, self.options.with_caches).is_some()
+            {
+                tree::create_directory_for(path, self.spec.user.uid, self.spec.user.gid)?;
+            }
         }
         let service = self.env.known_record()?.service.clone();
         match scratch.record() {

@@ -317,6 +317,8 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
         vec!["export", env, "--snapshots", &path("image")],
         vec!["export", env, &path("results/of")],
         vec!["man", "--dir", &path("man")],
+        // The store is below a directory of the user, who may not enter the env.
+        vec!["verify", env],
     ] {
         let output = stage.sudo(&arguments);
         assert!(output.status.success(), "{arguments:?}: {}", said(&output));
