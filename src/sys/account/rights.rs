@@ -283,8 +283,8 @@ impl Rights {
         let message = match self {
             Self::Own => format!("cannot write {place}"),
             Self::Of(person, _) => {
-                let uid = person.uid;
-                format!("user {uid}, with whose rights files are written, cannot write {place}")
+                let name = super::name_of(person.uid);
+                format!("user {name}, with whose rights files are written, cannot write {place}")
             }
         };
         let error = usage!("{message}").source(std::io::Error::from(errno));
