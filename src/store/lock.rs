@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use crate::sys::account::{self, name_of};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, is_full};
 use crate::sys::shell::quoted_path;
@@ -86,6 +87,9 @@ pub(crate) struct Holder {
     /// The command, such as `up`.
     pub verb: String,
     pub since: jiff::Timestamp,
+    /// The user behind `sudo`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
 }
 
 /// A lock that is held until dropped, by every process that has its descriptor.
@@ -178,6 +182,7 @@ impl Lock {
             pid: std::process::id(),
             verb: verb.to_owned(),
             since: jiff::Timestamp::now(),
+            user: account::caller().person().map(|person| person.uid),
         };
         let text = serde_json::to_string(&holder)
             .map_err(|error| unexpected!("cannot encode lock").source(error))?;
@@ -289,15 +294,18 @@ fn holder_named(path: &Path) -> String {
     {
         return format!("another command (process {pid})");
     }
-    match signer(path) {
-        Some(holder) => format!(
-            "`rockenv {}` (process {}, since {})",
-            holder.verb,
-            holder.pid,
-            holder.since.strftime("%H:%M:%S UTC")
-        ),
-        None => "another command".to_owned(),
-    }
+    let Some(holder) = signer(path) else {
+        return "another command".to_owned();
+    };
+    let own = account::caller().person().map(|person| person.uid);
+    let other = holder.user.filter(|user| Some(*user) != own);
+    let of = other.map_or_else(String::new, |user| format!(" of user {}", name_of(user)));
+    format!(
+        "`rockenv {}` (process {}{of}, since {})",
+        holder.verb,
+        holder.pid,
+        holder.since.strftime("%H:%M:%S UTC")
+    )
 }
 
 fn busy(path: &Path, what: &str) -> Error {
@@ -349,6 +357,12 @@ mod tests {
             let help = error.help_text().unwrap();
             assert_eq!(help.contains("rockenv down mine"), down, "{help}");
         }
+        let of = r#"{"pid": 1, "verb": "up", "since": "2026-01-02T03:04:05Z", "user": 4321}"#;
+        fs::write(&path, of).unwrap();
+        assert_has!(
+            busy(&path, "it").message(),
+            "(process 1 of user 4321, since"
+        );
         drop(first);
         // A child of another test inherits the lock until it calls exec.
         drop(Lock::exclusive(&path, "env `a`", "rm", WAIT * 20).unwrap());

@@ -11,7 +11,7 @@ use crate::rocm::gpu;
 use crate::store::Store;
 use crate::store::ballast::Dropped;
 use crate::store::config::Config;
-use crate::sys::account::{self, Rights};
+use crate::sys::account;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::userns;
@@ -79,7 +79,7 @@ impl Context {
 
     /// Closes the store's directories to other users than the build user and the person behind `sudo`.
     fn close(&self, store: &Store) -> Result<()> {
-        if let Rights::Of(person, _) = account::caller() {
+        if let Some(person) = account::caller().person() {
             store.close(person.uid)?;
         }
         store.close(self.config.user.uid)

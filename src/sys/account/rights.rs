@@ -123,6 +123,14 @@ impl Rights {
         Self::Of(person, Mutex::default())
     }
 
+    /// Returns the user behind `sudo`, if these are that user's rights.
+    pub(crate) fn person(&self) -> Option<&Person> {
+        match self {
+            Self::Own => None,
+            Self::Of(person, _) => Some(person),
+        }
+    }
+
     /// Opens a path below `at`, or relative to the working directory.
     pub(crate) fn open<P: ?Sized + NixPath>(
         &self,
