@@ -71,7 +71,12 @@ impl Obstacle {
 
     /// Returns the obstacles in place of the store's own directories.
     pub(super) fn all(root: &Path) -> Result<Vec<Self>> {
-        let below = ["blobs/sha256", "images/refs"];
+        let below = [
+            "blobs/sha256",
+            "blobs/sha512",
+            "blobs/fingerprints",
+            "images/refs",
+        ];
         let names = PRIVATE.into_iter().chain(SHARED);
         let mut found = Vec::new();
         for name in names.chain(below) {

@@ -127,9 +127,11 @@ fn a_record_that_was_repaired_meanwhile_is_not_rebuilt() {
 
 #[test]
 fn a_link_in_place_of_a_directory_is_not_followed() {
-    let names = ["outputs", "volumes", "trash", "layers"];
-    for name in names.into_iter().chain(["images/refs", "blobs/sha256"]) {
+    let names = ["outputs", "volumes", "trash", "layers", "images/refs"];
+    let blobs = ["blobs/sha256", "blobs/sha512", "blobs/fingerprints"];
+    for name in names.into_iter().chain(blobs) {
         let lab = Lab::new();
+        fs::create_dir_all(lab.at(name)).unwrap();
         lab.fsck(&["--repair"], 0);
         let mine = lab.root.with_file_name("mine");
         fs::create_dir(&mine).unwrap();
