@@ -57,6 +57,7 @@ impl Fetching<'_> {
             self.store.import_image(&service, image, &mut note)?;
         }
         if spec.resources.ninja {
+            let _downloads = self.store.keep_downloads()?;
             let cancel = Cancel::new(self.task.signals);
             let (run_dir, blobs) = (env.run_dir(), self.store.root().join("blobs"));
             let own = self.task.cx.config.ninja.as_deref();

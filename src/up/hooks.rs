@@ -68,6 +68,7 @@ pub(crate) fn fetch_patches(
     offline: bool,
     cancel: &Cancel<'_>,
 ) -> Result<()> {
+    let _downloads = store.keep_downloads()?;
     known_patches(hooks.values_mut(), store)?;
     for hook in hooks.values_mut() {
         for patch in &mut hook.work.patches {
@@ -163,4 +164,30 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
             .map(|name| format!("hook `{name}` cannot be checked before its source is fetched")),
     );
     Ok(notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::store::lock::{Lock, WAIT};
+    use crate::sys::signals::Signals;
+
+    #[test]
+    fn patches_are_fetched_while_gc_removes_no_downloads() {
+        let (_directory, store) = Store::scratch();
+        let path = store.root().join("blobs/lock");
+        let gc = Lock::exclusive(&path, "the downloads", "gc", WAIT).unwrap();
+        let pause = Duration::from_millis(50);
+        let begun = Instant::now();
+        let gc = std::thread::spawn(move || {
+            std::thread::sleep(pause);
+            drop(gc);
+        });
+        let signals = Signals::take().unwrap();
+        fetch_patches(&mut BTreeMap::new(), &store, true, &Cancel::new(&signals)).unwrap();
+        assert!(begun.elapsed() >= pause);
+        gc.join().unwrap();
+    }
 }
