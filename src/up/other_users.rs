@@ -39,6 +39,11 @@ impl OthersVolumes {
         let runs = runs.filter_map(|planned| spec.step(&planned.name));
         let runs: Vec<&Step> = runs.filter(|step| step.user == User::Builder).collect();
         let is_seen = |volume: &Volume| runs.iter().any(|step| step.volumes.contains(&volume.name));
+        let built_by = |uid: u32| {
+            store
+                .spec(&spec.name)
+                .is_ok_and(|before| before.user.uid == uid)
+        };
         let volumes = spec.volumes.iter();
         for volume in volumes.filter(|volume| volume.access == Access::Rw && is_seen(volume)) {
             let Some((kind, path)) = place(store, spec, plan, record, volume) else {
@@ -47,7 +52,9 @@ impl OthersVolumes {
             let Ok(data) = fs::metadata(&path) else {
                 continue;
             };
-            if may_write(spec, &path, &data) {
+            let is_build = volume.kind == VolumeKind::Build;
+            // A root step may have given a build volume to another user, for later steps to read.
+            if may_write(spec, &path, &data) || is_build && !built_by(data.uid()) {
                 continue;
             }
             let (name, user) = (&volume.name, &spec.user);
@@ -62,7 +69,7 @@ impl OthersVolumes {
                     data.gid()
                 ),
             };
-            if volume.kind == VolumeKind::Build {
+            if is_build {
                 found.refusal = Some((reason, format!("{new}; {help}")));
             } else {
                 found.warnings.push(format!("{reason}; {help}"));

@@ -37,6 +37,9 @@ fn another_user_s_env_is_not_continued_and_a_new_one_shares_the_steps_of_root() 
     refused.says(&[&build, ways]);
     by_another(&store, &["plan", env, "--check"]).exits(9);
     assert_eq!(record(), before);
+    // A volume that a root step made its own is no reason to refuse.
+    store.root_sh("chown 0 /v/build").ok();
+    store.rockenv(&["up", env, "--rerun", "two"]).ok();
     // The frozen build volume below step `two` is empty, and belongs to the first user.
     let cache = format!("cache `cache` belongs to user 1234: {other}");
     let name = format!("{env}-b");
