@@ -177,15 +177,17 @@ pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBu
     }
 }
 
-/// Returns the groups of a user according to `/etc/group`, and NSS for a user who is only there. In a user namespace,
-/// the ids of both mean others.
+/// Returns the groups of a user according to `/etc/passwd` and `/etc/group`, and NSS for a user who is only there. In a
+/// user namespace, their ids mean others.
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let mut groups = vec![gid];
     let line = userns::is_root().then(|| passwd_line(uid)).flatten();
     let Some(line) = line else {
         return groups;
     };
-    let name = line.split(':').next().unwrap_or_default();
+    let mut fields = line.split(':');
+    let name = fields.next().unwrap_or_default();
+    groups.extend(fields.nth(2).and_then(|gid| gid.parse::<u32>().ok()));
     let text = system_text("/etc/group").unwrap_or_default();
     groups.extend(members(&text, name));
     if line_of(&local_users(), NAME, name).is_none()
@@ -230,6 +232,10 @@ mod tests {
         let text = "root:x:0:\nvideo:x:44:ann,bob\nrender:x:109:bob\nbad:x:no:bob\nempty:x:7:\n";
         assert_eq!(members(text, "bob").collect::<Vec<_>>(), [44, 109]);
         assert_eq!(members(text, "").count(), 0);
+        // The primary group is in `/etc/passwd` only.
+        if userns::is_root() {
+            assert!(groups_of(0, 7).starts_with(&[7, 0]));
+        }
     }
 }
 
