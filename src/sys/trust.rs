@@ -276,9 +276,10 @@ impl Trusted {
     }
 
     pub(crate) fn read(user: &Path, path: &Path) -> Option<Self> {
+        let text = account::open(&Self::file(user, path)).and_then(std::io::read_to_string);
         // A damaged file trusts nothing.
-        let known = atomic::read_json::<Self>(&Self::file(user, path));
-        known.ok().flatten().filter(|known| known.path == path)
+        let known: Option<Self> = serde_json::from_str(&text.ok()?).ok();
+        known.filter(|known| known.path == path)
     }
 
     pub(crate) fn all(user: &Path) -> Result<Vec<Self>> {

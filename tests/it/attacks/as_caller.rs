@@ -275,7 +275,7 @@ fn check_sticky(stage: &Stage) {
     assert!(told.contains(&format!("cannot write `{page}`")), "{told}");
 }
 
-/// A home on NFS may be closed to root: the configuration in it is read with the user's rights.
+/// A home on NFS may be closed to root: the configuration and trust in it are read with the user's rights.
 fn check_closed_home(stage: &Stage) {
     let home = stage.user.home.join("closed");
     let config = home.join(".config/rockenv/config.toml");
@@ -283,25 +283,33 @@ fn check_closed_home(stage: &Stage) {
     fs::write(&config, "engine = 'dokcer'\n").expect("a configuration");
     chown(&home, Some(1234), Some(1234)).expect("an owner");
     fs::set_permissions(&home, PermissionsExt::from_mode(0o700)).expect("a mode");
-    let list = || {
+    let project = stage.user.home.join("project");
+    fs::create_dir_all(project.join("profiles")).expect("a directory");
+    let profile = format!("schema = 1\nimage = \"base\"\n{PROFILE}");
+    fs::write(project.join("profiles/own.toml"), profile).expect("a profile");
+    let run = |arguments: &[&str]| {
         let mut command = Command::new("setpriv");
         command
             .args(["--bounding-set=-dac_override,-dac_read_search", "--"])
             .arg(stage.user.program())
-            .args(["profile", "ls"])
+            .args(arguments)
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", &home)
             .env("ROCKENV_HOME", stage.store.home())
             .envs([("SUDO_UID", "1234"), ("SUDO_GID", "1234")])
-            .current_dir("/");
+            .current_dir(&project);
         output(command)
     };
-    let told = said(&list());
+    let told = said(&run(&["profile", "ls"]));
     assert!(told.contains("dokcer"), "{told}");
-    fs::remove_file(&config).expect("no configuration");
-    let listed = list();
-    assert!(listed.status.success(), "{}", said(&listed));
+    fs::remove_dir_all(home.join(".config")).expect("no configuration");
+    let trusted = run(&["--yes", "trust"]);
+    assert!(trusted.status.success(), "{}", said(&trusted));
+    let listed = run(&["profile", "ls"]);
+    let rows = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let is_own = |row: &str| row.split_whitespace().next() == Some("own");
+    assert!(rows.lines().any(is_own), "{rows}{}", said(&listed));
 }
 
 #[test]
