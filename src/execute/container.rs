@@ -361,11 +361,12 @@ fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     let cannot = || format!("cannot make `{}`", path.display());
     let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
     let made = made.context(cannot)?;
-    // Another directory of the caller may be in its place by now, but no other user's. A directory of the build user
-    // keeps its group, which a directory of a team passes on.
-    if fstat(&made).context(cannot)?.st_uid == person.uid && spec.user.uid != person.uid {
-        let (uid, gid) = (spec.user.uid.into(), spec.user.gid.into());
-        fchown(&made, Some(uid), Some(gid)).context(cannot)?;
+    let found = fstat(&made).context(cannot)?;
+    // Another directory of the caller may be in its place by now, but no other user's.
+    if found.st_uid == person.uid {
+        // With the set-group-ID bit, it keeps the group of the directory around it, which may be a team's.
+        let gid = (found.st_mode & 0o2000 == 0).then(|| spec.user.gid.into());
+        fchown(&made, Some(spec.user.uid.into()), gid).context(cannot)?;
     }
     Ok(())
 }

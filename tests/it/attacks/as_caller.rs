@@ -112,13 +112,17 @@ impl Stage {
         fs::write(self.here.join(file), text).expect("a profile");
     }
 
-    /// Runs a command there for the user, who trusts the directory.
-    fn run_here(&self, arguments: &[&str]) -> Output {
+    /// Makes a command that runs there for the user, who trusts the directory.
+    fn command_here(&self, arguments: &[&str]) -> Command {
         let mut command = self.store.command(arguments);
         command.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
         command.current_dir(&self.here);
         command.env("ROCKENV_TRUSTED_DIRS", &self.here);
-        output(command)
+        command
+    }
+
+    fn run_here(&self, arguments: &[&str]) -> Output {
+        output(self.command_here(arguments))
     }
 
     fn secrets(&self) -> Vec<PathBuf> {
@@ -453,6 +457,15 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
             assert_eq!(owner, (MadeUp::UID, team), "{}", path.display());
         }
     }
+    // The build user may be another one than the person behind sudo.
+    let built = stage.here.join("built");
+    stage.write_profile(&built);
+    let mut up = stage.command_here(&["up", &file]);
+    up.env("ROCKENV_BUILD_USER", "1234:1234");
+    let up = output(up);
+    assert!(up.status.success(), "{}", said(&up));
+    let found = fs::metadata(&built).expect("what was made");
+    assert_eq!((found.uid(), found.gid()), (1234, team));
     stage.store.assert_clean();
 }
 
