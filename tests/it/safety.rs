@@ -8,12 +8,12 @@ use hammer::hammer;
 
 #[test]
 fn kill_at_random_moments_on_ext4() {
-    hammer(Kind::Ext4, "overlay", 60, random::seed());
+    hammer(Kind::Ext4, "overlay", 100, random::seed());
 }
 
 #[test]
 fn kill_at_random_moments_on_btrfs() {
-    hammer(Kind::Btrfs, "btrfs", 60, random::seed());
+    hammer(Kind::Btrfs, "btrfs", 100, random::seed());
 }
 
 #[test]

@@ -75,14 +75,11 @@ fn once_asks_and_twice_forces() {
     };
     assert!((0..TRIES).any(forced));
 
-    // The signal may come at any moment of the command. What precedes the container is the same with a service.
-    let delays: &[u64] = match is_service() {
-        true => &[0, 200, 400],
-        false => &[0, 10, 50, 100, 200, 400],
-    };
-    for delay in delays {
+    // The signal may come at any moment of the command.
+    store.profile(&format!("[[step]]\nname = 'long'\nrun = '{sleeper}'\n"));
+    for delay in [0, 10, 50, 100, 200, 400] {
         let up = store.start(&["up", store.env()]);
-        std::thread::sleep(Duration::from_millis(*delay));
+        std::thread::sleep(Duration::from_millis(delay));
         up.signal(Signal::SIGINT);
         let ran = up.wait();
         // Until rockenv has read its configuration, the signal's default action ends it.

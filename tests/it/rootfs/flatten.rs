@@ -154,7 +154,7 @@ fn merged_layers_show_what_their_stack_shows() {
     let layers = prop::collection::vec(prop::collection::vec(change(), 1..14), 2..6);
     let image = prop::collection::vec(change(), 0..40);
     let config = Config {
-        cases: 100,
+        cases: 200,
         failure_persistence: None,
         ..Config::default()
     };
