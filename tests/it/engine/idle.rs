@@ -8,15 +8,22 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::env::{TestStore, is_service, patience};
+use crate::support::env::{TestStore, is_service};
 use crate::support::run::{
-    Background, children, finish, own_memory, processes, processes_called, surround,
+    Background, HANGS, children, finish, own_memory, processes, processes_called, surround,
     wait_for_process, wait_until,
 };
 
 const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
      [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo $$ > /b/pid; echo 1 >> /out/log'
      [[step]]\nname = 'two'\nrun = 'cat ~/one; echo two > ~/two; echo 2 >> /out/log'\n";
+
+/// Makes a store whose containers wait for longer than any test takes.
+fn patient() -> TestStore {
+    let store = TestStore::new();
+    fs::write(store.work().join("rockenv.toml"), "idle = '1h'\n").unwrap();
+    store
+}
 
 /// Returns the id of the container that waits in the env.
 fn waiting(store: &TestStore) -> Option<String> {
@@ -141,7 +148,7 @@ fn the_next_command_runs_in_the_same_container() {
 
 #[test]
 fn whoever_needs_the_env_gets_it_at_once() {
-    let store = TestStore::new();
+    let store = patient();
     store.up_with(TWO);
     let (env, copy) = (store.env().to_owned(), format!("{}-copy", store.env()));
     let own = fs::read_to_string(store.work().join(format!("profiles/{env}.toml"))).unwrap();
@@ -169,8 +176,7 @@ fn whoever_needs_the_env_gets_it_at_once() {
         .unwrap();
         let began = Instant::now();
         store.rockenv(arguments).ok();
-        // A waiting container ends by itself after two minutes.
-        assert!(began.elapsed() < patience(100), "{arguments:?}");
+        assert!(began.elapsed() < HANGS, "{arguments:?}");
         assert_ne!(waiting(&store), Some(first), "{arguments:?}");
         match arguments[0] {
             "up" => store.sh("cat ~/two; ls ~").ok().prints("2\none\ntwo"),
@@ -185,7 +191,7 @@ fn whoever_needs_the_env_gets_it_at_once() {
 
 #[test]
 fn it_is_no_reason_for_gc_to_keep_anything() {
-    let store = TestStore::new();
+    let store = patient();
     // The steps of the second round have other names, so the snapshots of the first round stay in the record.
     for round in [1, 2] {
         store.up_with(&format!(
@@ -320,7 +326,7 @@ fn what_another_would_be_made_of_ends_it() {
 
 #[test]
 fn a_waiting_container_sleeps_and_no_command_that_only_reads_ends_it() {
-    let store = TestStore::new();
+    let store = patient();
     store.up_with(TWO);
     let first = wait_after(&store, "echo mine > ~/mine");
     for arguments in [
@@ -378,7 +384,7 @@ fn it_ends_by_itself() {
     let store = TestStore::new();
     store.up_with(TWO);
     // SIGTERM ends it at once, because there is no command to wait for.
-    let is_quick = (0..5).any(|_| {
+    let is_quick = (0..super::ending::TRIES).any(|_| {
         wait_after(&store, "true");
         let began = Instant::now();
         kill(Pid::from_raw(agent(&store)), Signal::SIGTERM).unwrap();
