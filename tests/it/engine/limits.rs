@@ -138,31 +138,36 @@ fn a_timeout_ends_whatever_the_step_started() {
     // A step that ends on request ends at once.
     store.profile("[[step]]\nname = 'slow'\ntimeout = '1s'\nrun = 'echo begun; sleep 100'\n");
     let at_once = |_| {
-        let started = Instant::now();
         store
             .rockenv(&["up", store.env()])
             .exits(5)
             .says(&["begun"]);
-        // A step that does not end on request would get 5 more seconds in every attempt.
-        started.elapsed() < patience(6)
+        // A step that does not end on request would get 5 more seconds in every attempt. The rest of `up` may wait for
+        // the disk.
+        let took = store.record()["steps"][0]["cost"]["wall_ms"].as_u64();
+        u128::from(took.unwrap()) < patience(6).as_millis()
     };
     assert!((0..super::ending::TRIES).any(at_once));
 }
 
 #[test]
 fn a_timeout_is_for_one_run_of_one_step() {
-    let store = TestStore::new();
-    // With a common timeout, the first run of `slow` would leave no time, and the second one too little for `next`.
-    store.profile(
-        "volume = [{ name = 'b', kind = 'build', target = '/b' }]
-         [[step]]\nname = 'slow'\ntimeout = '3s'\nrun = 'if mkdir /b/begun; then sleep 100; fi; sleep 1.5'
-         [[step]]\nname = 'next'\ntimeout = '3s'\nrun = 'sleep 1.6'\n",
-    );
-    store
-        .rockenv(&["up", store.env()])
-        .exits(5)
-        .says(&["step `slow` timed out after 3.0 s"]);
-    store.up();
+    // With a common timeout, the first run of `slow` would leave no time, and the second one too little for `next`. A
+    // busy machine may take longer, but not in every attempt.
+    let in_time = |_| {
+        let store = TestStore::new();
+        store.profile(
+            "volume = [{ name = 'b', kind = 'build', target = '/b' }]
+             [[step]]\nname = 'slow'\ntimeout = '3s'\nrun = 'if mkdir /b/begun; then sleep 100; fi; sleep 1.5'
+             [[step]]\nname = 'next'\ntimeout = '3s'\nrun = 'sleep 1.6'\n",
+        );
+        store
+            .rockenv(&["up", store.env()])
+            .exits(5)
+            .says(&["step `slow` timed out after 3.0 s"]);
+        store.rockenv(&["up", store.env()]).code == 0
+    };
+    assert!((0..super::ending::TRIES).any(in_time));
 }
 
 #[test]

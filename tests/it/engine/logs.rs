@@ -1,12 +1,11 @@
 //! Which log belongs to which step and to which run.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use serde_json::Value;
 
-use crate::support::env::{TestStore, patience};
+use crate::support::env::TestStore;
 use crate::support::run::{Background, wait_until};
 
 pub(super) const OUT: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' }]\n";
@@ -96,15 +95,10 @@ fn who_follows_one_step_is_done_when_it_is() {
             shown.code == 0 && shown.text().contains("now      step slow")
         });
         let mut follow = store.start(&["logs", "-f", store.env(), "first"]);
-        let deadline = Instant::now() + patience(20);
-        while follow.runs() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let has_ended = !follow.runs();
+        wait_until("it ends before `up`", || !follow.runs());
         release(&store);
         up.wait().ok();
         follow.wait().ok().prints("one");
-        assert!(has_ended, "it ended with `up` only");
         let out = store.out();
         fs::remove_file(out.join("go")).unwrap();
     }

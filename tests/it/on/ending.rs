@@ -1,8 +1,7 @@
 //! Commands on another machine that end early.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
@@ -75,9 +74,11 @@ fn a_fetch_that_ends_early_leaves_nothing() {
     // A user's directory with a name like that of a fetch.
     let own = store.work().join(".rockenv-fetch-notes");
     fs::create_dir(&own).unwrap();
-    let start = || {
+    let start = |stderr: Stdio| {
         let before = arriving(&store);
-        let fetching = Background::start(fetch(&slow));
+        let mut command = fetch(&slow);
+        command.stderr(stderr);
+        let fetching = Background::start(command);
         wait_until("files arrive", || {
             let all = arriving(&store);
             all.iter()
@@ -86,7 +87,7 @@ fn a_fetch_that_ends_early_leaves_nothing() {
         fetching
     };
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        let fetching = start();
+        let fetching = start(Stdio::piped());
         fetching.signal(signal);
         let ended = fetching.wait().exits(128 + signal as i32);
         assert_eq!(
@@ -97,20 +98,22 @@ fn a_fetch_that_ends_early_leaves_nothing() {
         );
     }
     // The next fetch removes what a killed fetch left, but nothing of a fetch that runs.
-    let fetching = start();
+    let fetching = start(Stdio::piped());
     fetching.signal(Signal::SIGKILL);
     drop(fetching);
     assert_eq!(arriving(&store).len(), 2);
-    let fetching = start();
+    let said = home.path().join("said");
+    let file = fs::File::create(&said).unwrap().into_parts().0;
+    let fetching = start(Stdio::from(file));
     finish("fetch".to_owned(), fetch(usual)).ok();
     assert_eq!(fs::read_to_string(data.join("a")).unwrap(), "text");
     assert_eq!(arriving(&store).len(), 2);
     // The wait is reported even though no more data arrives.
-    std::thread::sleep(Duration::from_secs(3));
+    wait_until("the wait is reported", || {
+        let said = fs::read_to_string(&said).unwrap();
+        said.contains("fetching `data` from there")
+    });
     fetching.signal(Signal::SIGTERM);
-    fetching
-        .wait()
-        .exits(143)
-        .says(&["fetching `data` from there"]);
+    fetching.wait().exits(143);
     assert_eq!(arriving(&store), [own]);
 }

@@ -54,6 +54,8 @@ impl Pushed {
         });
         let mut command = self.two.other.command(&["up", &self.name, "--pull"]);
         command.env("ROCKENV_REGISTRY", proxy.repository());
+        // The other commands may take longer than a server may crawl.
+        command.env("ROCKENV_HTTP_TIMEOUT", "600s");
         (Background::start(command), go)
     }
 }
