@@ -150,11 +150,8 @@ impl Examination<'_> {
     /// contains.
     fn obstacles(&mut self) {
         for obstacle in &self.store.obstacles {
-            self.unfixable(
-                format!("directory `{}`", obstacle.path.display()),
-                obstacle.message.clone(),
-                obstacle.help.clone(),
-            );
+            let object = format!("directory `{}`", obstacle.path.display());
+            self.unfixable(object, obstacle.message.clone(), obstacle.help.clone());
         }
     }
 
@@ -163,11 +160,8 @@ impl Examination<'_> {
     fn foreign(&mut self) {
         for (path, why) in &self.store.foreign {
             let help = "use the version that wrote it, or move the store away and begin a new one";
-            self.unfixable(
-                format!("`{}`", path.display()),
-                format!("was written by another version of rockenv: {why}"),
-                help.to_owned(),
-            );
+            let message = format!("was written by another version of rockenv: {why}");
+            self.unfixable(format!("`{}`", path.display()), message, help.to_owned());
         }
     }
 
@@ -197,11 +191,9 @@ impl Examination<'_> {
                 }
             }
             for flat in item.merges.iter().filter(|_| !busy) {
-                self.problem(
-                    format!("layer `{}`", short(id)),
-                    format!("`{flat}` was left by an interrupted merge"),
-                    Fix::Merge(id.clone(), flat.clone()),
-                );
+                let object = format!("layer `{}`", short(id));
+                let message = format!("`{flat}` was left by an interrupted merge");
+                self.problem(object, message, Fix::Merge(id.clone(), flat.clone()));
             }
         }
     }
@@ -241,11 +233,9 @@ impl Examination<'_> {
         }
         for (name, busy) in &self.store.image_work {
             if !busy {
-                self.problem(
-                    format!("`images/{name}`"),
-                    "was left by an interrupted image build",
-                    Fix::ImageWork(name.clone()),
-                );
+                let message = "was left by an interrupted image build";
+                let fix = Fix::ImageWork(name.clone());
+                self.problem(format!("`images/{name}`"), message, fix);
             }
         }
     }
@@ -255,36 +245,24 @@ impl Examination<'_> {
         let clean = || Fix::CleanUp(name.to_owned());
         let journalled = match &env.journal {
             Read::Damaged(why) if !env.busy => {
-                self.problem(
-                    object.clone(),
-                    format!("its journal is damaged: {why}"),
-                    Fix::Journal(name.to_owned()),
-                );
+                let message = format!("its journal is damaged: {why}");
+                self.problem(object.clone(), message, Fix::Journal(name.to_owned()));
                 true
             }
             Read::Fine(count) if *count > 0 && !env.busy => {
-                self.problem(
-                    object.clone(),
-                    "a command was interrupted: its journal is not empty",
-                    clean(),
-                );
+                let message = "a command was interrupted: its journal is not empty";
+                self.problem(object.clone(), message, clean());
                 true
             }
             _ => false,
         };
         if env.left && !env.busy {
-            self.problem(
-                object.clone(),
-                "was left by a killed `up --ephemeral`; the next command that changes the store removes it",
-                clean(),
-            );
+            let message = "was left by a killed `up --ephemeral`; the next command that changes the store removes it";
+            self.problem(object.clone(), message, clean());
         }
         if env.state && !env.busy {
-            self.problem(
-                object.clone(),
-                "a container was left by a killed command (run/state.json)",
-                clean(),
-            );
+            let message = "a container was left by a killed command (run/state.json)";
+            self.problem(object.clone(), message, clean());
         }
         match &env.record {
             Read::Damaged(why) => self.problem(
@@ -311,24 +289,15 @@ impl Examination<'_> {
                 }
                 self.missing_image(&object, record);
                 if let Some(why) = &env.damaged_spec {
-                    self.problem(
-                        object.clone(),
-                        format!("its resolved spec is damaged: {why}"),
-                        Fix::Spec(name.to_owned()),
-                    );
+                    let message = format!("its resolved spec is damaged: {why}");
+                    self.problem(object.clone(), message, Fix::Spec(name.to_owned()));
                 }
                 let live: BTreeSet<&str> = record.trees().map(TreeId::as_str).collect();
-                let orphans = env
-                    .trees
-                    .iter()
-                    .filter(|tree| !live.contains(tree.as_str()))
-                    .count();
+                let trees = env.trees.iter();
+                let orphans = trees.filter(|tree| !live.contains(tree.as_str())).count();
                 if orphans > 0 && !env.busy {
-                    self.problem(
-                        object,
-                        format!("{} left by a killed command", count(orphans, "tree")),
-                        clean(),
-                    );
+                    let message = format!("{} left by a killed command", count(orphans, "tree"));
+                    self.problem(object, message, clean());
                 }
             }
         }
@@ -357,19 +326,13 @@ impl Examination<'_> {
         }
         for volume in &self.store.volumes {
             let id = volume.split('-').next().unwrap_or_default();
-            let owner = self
-                .store
-                .fine_records()
-                .find(|(_, record)| record.id == id);
+            let mut records = self.store.fine_records();
+            let owner = records.find(|(_, record)| record.id == id);
             let object = format!("volume `{volume}`");
             match owner {
                 Some((name, record)) => {
-                    if !record
-                        .head
-                        .volumes
-                        .values()
-                        .any(|known| **known == **volume)
-                    {
+                    let mut known = record.head.volumes.values();
+                    if !known.any(|known| **known == **volume) {
                         let message = format!("was left by an earlier state of env `{name}`");
                         self.problem(object, message, Fix::CleanUp(name.clone()));
                     }
@@ -381,13 +344,11 @@ impl Examination<'_> {
                 ),
                 // It may be all that is left of an env without a record, and hours of work. Only the user may delete
                 // it.
-                None => self.note(
-                    format!("{object} belongs to no known env"),
-                    format!(
-                        "rm -r {}",
-                        quoted_path(&self.store.root.join("volumes").join(volume))
-                    ),
-                ),
+                None => {
+                    let place = self.store.root.join("volumes").join(volume);
+                    let message = format!("{object} belongs to no known env");
+                    self.note(message, format!("rm -r {}", quoted_path(&place)));
+                }
             }
         }
     }
@@ -395,22 +356,16 @@ impl Examination<'_> {
     fn rest(&mut self) {
         for (path, busy) in &self.store.partial_sources {
             if !busy {
-                self.note(
-                    format!(
-                        "`{}` is an interrupted clone; the next `up` that needs it starts it again",
-                        path.display()
-                    ),
-                    format!("rm -r {}", quoted_path(path)),
-                );
+                let state = "is an interrupted clone; the next `up` that needs it starts it again";
+                let message = format!("`{}` {state}", path.display());
+                self.note(message, format!("rm -r {}", quoted_path(path)));
             }
         }
         // A command that discards data starts a process that deletes it. That process may still be at work. If it was
         // killed, nothing is lost.
         if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
-            self.note(
-                format!("the trash contains {} to delete", count(entries, "thing")),
-                "rockenv gc",
-            );
+            let message = format!("the trash contains {} to delete", count(entries, "thing"));
+            self.note(message, "rockenv gc");
         }
         for (name, env) in &self.store.envs {
             if let Some(path) = env.lost_record() {
@@ -425,10 +380,8 @@ impl Examination<'_> {
             envs.any(|env| env.lost_record() == Some(path.as_path()))
         };
         for path in self.store.set_aside.iter().filter(|path| !lost(path)) {
-            self.note(
-                format!("`{}` was set aside by a repair", path.display()),
-                format!("rm -r {}", quoted_path(path)),
-            );
+            let message = format!("`{}` was set aside by a repair", path.display());
+            self.note(message, format!("rm -r {}", quoted_path(path)));
         }
     }
 }
@@ -475,10 +428,8 @@ impl Inventory {
             }
         }
         if let Some(failed) = &record.failed {
-            let fault = failed
-                .parent
-                .as_deref()
-                .and_then(|layer| self.chain_fault(layer));
+            let parent = failed.parent.as_deref();
+            let fault = parent.and_then(|layer| self.chain_fault(layer));
             if fault.is_some() || !env.trees.contains(failed.tree.as_str()) {
                 losses.push(format!(
                     "the tree of its failed step `{}` is missing",

@@ -144,10 +144,8 @@ fn parse(
     let mut sources = Sources::default();
     sources.push(Origin::File(path), text);
     let (mut table, not_toml) = DeTable::parse_recoverable(&sources[0].text);
-    let mut problems: Vec<Problem> = not_toml
-        .iter()
-        .map(|error| Problem::not_toml(error, 0))
-        .collect();
+    let problems = not_toml.iter().map(|error| Problem::not_toml(error, 0));
+    let mut problems: Vec<Problem> = problems.collect();
     if !problems.is_empty() {
         errors.push(profile::invalid(&what, &sources, problems));
         return File::default();
@@ -156,12 +154,8 @@ fn parse(
     if let Some(current) = current.as_mut().filter(|current| !current.counts()) {
         current.keep(table.get_mut());
     }
-    problems.extend(profile::check_as(
-        "the configuration",
-        &SCHEMA,
-        0,
-        &mut table,
-    ));
+    let found = profile::check_as("the configuration", &SCHEMA, 0, &mut table);
+    problems.extend(found);
     if let Some(current) = current.filter(|current| current.counts()) {
         current.keep(table.get_mut());
     }
@@ -221,11 +215,8 @@ impl File {
             all.push((vec![key.to_owned()], why.to_owned(), help.to_owned()));
         };
         if let Some(Err(error)) = self.engine.as_deref().map(choose::known) {
-            bad(
-                "engine",
-                error.message(),
-                error.help_text().unwrap_or_default(),
-            );
+            let help = error.help_text().unwrap_or_default();
+            bad("engine", error.message(), help);
         }
         let paths = [
             ("home", self.home.as_slice()),
@@ -248,24 +239,16 @@ impl File {
             }
         }
         if let Some(Err(refused)) = self.idle.as_deref().map(super::settings::idle) {
-            bad(
-                "idle",
-                &refused.message,
-                "idle = \"60s\", \"5m\" or \"never\"",
-            );
+            let help = "idle = \"60s\", \"5m\" or \"never\"";
+            bad("idle", &refused.message, help);
         }
         if let Some(Err(refused)) = self.http_timeout.as_deref().map(value::duration) {
             bad("http-timeout", &refused.message, "http-timeout = \"60s\"");
         }
-        if self
-            .jobs
-            .is_some_and(|jobs| !(1..=MOST_JOBS).contains(&jobs))
-        {
-            bad(
-                "jobs",
-                &format!("must be from 1 to {MOST_JOBS}"),
-                "jobs = 4",
-            );
+        let allowed = 1..=MOST_JOBS;
+        if self.jobs.is_some_and(|jobs| !allowed.contains(&jobs)) {
+            let why = format!("must be from 1 to {MOST_JOBS}");
+            bad("jobs", &why, "jobs = 4");
         }
         if let Some(Err(error)) = self.build_user.as_deref().map(super::settings::parse_user) {
             bad("build-user", error.message(), "build-user = \"1000:1000\"");
@@ -279,11 +262,8 @@ impl File {
         if let Some(Err(error)) =
             (self.ca_certificates.as_ref()).map(|written| written.resolve(nowhere, nowhere))
         {
-            bad(
-                "ca-certificates",
-                error.message(),
-                error.help_text().unwrap_or_default(),
-            );
+            let help = error.help_text().unwrap_or_default();
+            bad("ca-certificates", error.message(), help);
         }
         for name in self.mirror.keys().filter(|name| !is_mirrored(name)) {
             all.push((
