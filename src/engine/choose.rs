@@ -209,19 +209,15 @@ pub(crate) fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     };
     let service = Service::connect(path.as_ref())?;
     if service.flavour != flavour {
-        return Err(
-            unavailable!("at `{path}` answers {}, not {flavour}", service.flavour)
-                .help(format!("rockenv up ... --engine {}", service.flavour)),
-        );
+        let error = unavailable!("at `{path}` answers {}, not {flavour}", service.flavour);
+        return Err(error.help(format!("rockenv up ... --engine {}", service.flavour)));
     }
     // Root's service would leave root's files in the user's store, which the user cannot remove. For root of a user
     // namespace, uid 0 is the user, and any other owner another user.
     let is_zero = fs::metadata(path)?.uid() == 0;
     if !userns::is_root() && is_zero != nix::unistd::geteuid().is_root() {
-        return Err(
-            unavailable!("{flavour} at `{path}` belongs to root; only root can use it")
-                .help(format!("sudo rockenv up ... --engine {flavour}")),
-        );
+        let error = unavailable!("{flavour} at `{path}` belongs to root; only root can use it");
+        return Err(error.help(format!("sudo rockenv up ... --engine {flavour}")));
     }
     Ok(service)
 }

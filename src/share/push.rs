@@ -58,10 +58,8 @@ pub(crate) fn push(
     cx: &mut TaskContext<'_>,
 ) -> Result<Pushed> {
     if let Some(digest) = repository.digest() {
-        return Err(
-            usage!("cannot push to a digest: `{repository}@sha256:{digest}`")
-                .help(format!("{repository}, or {repository}:TAG")),
-        );
+        let error = usage!("cannot push to a digest: `{repository}@sha256:{digest}`");
+        return Err(error.help(format!("{repository}, or {repository}:TAG")));
     }
     if repository.signs.is_some() && !repository.signs_unverified {
         check_origin(store, what)?;

@@ -197,10 +197,8 @@ impl Store {
             .get(name)
             .ok_or_else(|| not_found!("no cache `{name}`").help("rockenv cache ls"))?;
         if let Some(env) = cache.busy(self) {
-            return Err(
-                busy!("cache `{name}` is in use: a command runs in env `{env}`")
-                    .help(format!("rockenv down {env}")),
-            );
+            let error = busy!("cache `{name}` is in use: a command runs in env `{env}`");
+            return Err(error.help(format!("rockenv down {env}")));
         }
         let directory = self.cache_dir(name);
         if let Some(mount) = tree::mounts_below(&fs::canonicalize(&directory)?).first() {

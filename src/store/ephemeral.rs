@@ -152,11 +152,9 @@ impl Store {
         let env = self.lock_env(name, "up", lock::WAIT)?;
         env.check_owner()?;
         if env.record().is_some() {
-            return Err(
-                usage!("env `{name}` exists and is not ephemeral").help(format!(
-                    "rockenv up ... --ephemeral --name NEW, or first: rockenv rm {name}"
-                )),
-            );
+            let error = usage!("env `{name}` exists and is not ephemeral");
+            let other = "rockenv up ... --ephemeral --name NEW";
+            return Err(error.help(format!("{other}, or first: rockenv rm {name}")));
         }
         let text = serde_json::to_vec(&Owner::this(command))
             .map_err(|error| unexpected!("cannot encode an owner").source(error))?;

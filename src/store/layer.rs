@@ -56,10 +56,8 @@ impl Store {
     }
 
     pub fn layers_of(&self, env: &EnvId) -> Result<Vec<LayerId>> {
-        let made = self
-            .layers()?
-            .into_iter()
-            .filter(|layer| layer.env.as_ref() == Some(env));
+        let layers = self.layers()?.into_iter();
+        let made = layers.filter(|layer| layer.env.as_ref() == Some(env));
         Ok(made.map(|layer| layer.id).collect())
     }
 

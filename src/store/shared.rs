@@ -168,10 +168,8 @@ impl IncomingLayers<'_> {
                 None => self.store.image(&lowest.image_key)?.is_some(),
             };
             if !there {
-                return Err(
-                    busy!("a layer below the pulled one was removed in the meantime")
-                        .help("run the command again"),
-                );
+                let error = busy!("a layer below the pulled one was removed in the meantime");
+                return Err(error.help("run the command again"));
             }
         }
         let mut below: Option<LayerId> = None;

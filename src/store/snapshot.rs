@@ -301,12 +301,9 @@ impl LockedEnv<'_> {
     pub fn snapshot(&mut self, name: &str, origin: Origin) -> Result<()> {
         check_name(name)?;
         if self.known_record()?.snapshot(name).is_some() {
-            return Err(
-                usage!("env `{}` already has a snapshot `{name}`", self.name()).help(format!(
-                    "rockenv snapshot create {} NAME, with a name that is free",
-                    self.name()
-                )),
-            );
+            let (env, create) = (self.name(), "rockenv snapshot create");
+            let error = usage!("env `{env}` already has a snapshot `{name}`");
+            return Err(error.help(format!("{create} {env} NAME, with a name that is free")));
         }
         let tree = self.live_tree()?;
         let parent = self.known_record()?.head.layer.clone();

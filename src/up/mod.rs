@@ -174,10 +174,8 @@ fn begin(cx: &Context, args: &UpOptions) -> Result<Begun> {
 fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result<()> {
     host_writes::confirm(cx, selection)?;
     if selection.choice.engine == Engine::Nspawn && !selection.host.root {
-        return Err(
-            unavailable!("building an env with systemd-nspawn needs root")
-                .help(&cx.config.sudo_command),
-        );
+        let error = unavailable!("building an env with systemd-nspawn needs root");
+        return Err(error.help(&cx.config.sudo_command));
     }
     // An ordinary user's only engine is their own Podman.
     cx.host_as_rootless("building an env")?;

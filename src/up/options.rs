@@ -274,10 +274,8 @@ fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
                 .iter()
                 .map(|step| step.name.as_str())
                 .collect();
-            return Err(
-                not_found!("profile `{}` has no step `{name}`", profile.name)
-                    .help(suggest::choices_help(name, &names, "its steps are")),
-            );
+            let error = not_found!("profile `{}` has no step `{name}`", profile.name);
+            return Err(error.help(suggest::choices_help(name, &names, "its steps are")));
         }
     }
     match (&args.rerun, &args.until) {

@@ -279,10 +279,8 @@ fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String,
         };
         let other = params.insert(param.clone(), release.clone());
         if let Some(other) = other.filter(|other| other != release) {
-            return Err(
-                usage!("`--release {release}` contradicts `--param {param}={other}`")
-                    .help("leave out one of them"),
-            );
+            let error = usage!("`--release {release}` contradicts `--param {param}={other}`");
+            return Err(error.help("leave out one of them"));
         }
     }
     Ok(params)

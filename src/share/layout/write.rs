@@ -86,10 +86,8 @@ impl LayoutDraft {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let parent = match rights.open(None, parent, flags, Mode::empty(), ResolveFlag::empty()) {
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => {
-                return Err(
-                    not_found!("directory `{}` does not exist", parent.display())
-                        .help(format!("mkdir {}", quoted_path(parent))),
-                );
+                let error = not_found!("directory `{}` does not exist", parent.display());
+                return Err(error.help(format!("mkdir {}", quoted_path(parent))));
             }
             other => other.map_err(|errno| rights.refused(parent, errno))?,
         };

@@ -234,11 +234,9 @@ impl OutputsExport<'_> {
 fn is_incremental(env: &LockedEnv<'_>, layer: &Layer) -> Result<Error> {
     let (name, up) = (env.name(), env.known_record()?.up_command());
     let (step, why) = (&layer.title, layer.history.why());
-    Ok(
-        drift!("env `{name}` is incremental: step `{step}` was not a clean build: {why}").help(
-            format!("{up} --clean makes a clean one; to export it anyway: --allow-incremental"),
-        ),
-    )
+    let error = drift!("env `{name}` is incremental: step `{step}` was not a clean build: {why}");
+    let help = format!("{up} --clean makes a clean one; to export it anyway: --allow-incremental");
+    Ok(error.help(help))
 }
 
 /// Returns the layers of the env's steps that differ from a clean build, newest first.

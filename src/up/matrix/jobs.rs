@@ -90,10 +90,9 @@ pub(crate) fn check_checkout(cx: &Context, cells: &[Cell]) -> Result<()> {
             if Path::new(name).is_absolute() || !found.starts_with(&checkout) {
                 let stem = path.file_stem().unwrap_or_default().display();
                 let path = path.display();
-                return Err(
-                    usage!("profile `{stem}` is at `{path}`, which the jobs do not see")
-                        .help("copy it into ./profiles, or name it relative to the repository"),
-                );
+                let error = usage!("profile `{stem}` is at `{path}`, which the jobs do not see");
+                let help = "copy it into ./profiles, or name it relative to the repository";
+                return Err(error.help(help));
             }
         }
     }
@@ -125,10 +124,9 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
         !places.any(|place| place.join(name).is_file())
     });
     if let Some(name) = missing {
-        return Err(
-            unavailable!("cannot submit the jobs to Slurm: there is no `{name}` here")
-                .help("run it on a machine of the cluster, or write the script without `--submit`"),
-        );
+        let error = unavailable!("cannot submit the jobs to Slurm: there is no `{name}` here");
+        let help = "run it on a machine of the cluster, or write the script without `--submit`";
+        return Err(error.help(help));
     }
     let (mut queued, mut answers) = (None, true);
     let submitted = Program::at("/bin/sh")
