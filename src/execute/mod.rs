@@ -127,13 +127,7 @@ impl Execution<'_, '_> {
         self.keep_changes()?;
         self.move_to_start()?;
         self.save_steps()?;
-        let volumes: Vec<String> = self
-            .spec
-            .volumes
-            .iter()
-            .filter(|volume| volume.kind == crate::plan::resolve::VolumeKind::Build)
-            .map(|volume| volume.name.clone())
-            .collect();
+        let volumes = self.spec.build_volumes();
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
         let run = step_log::run_name(Timestamp::now());
         let durable = sync::Durable::start(self.store)?;
@@ -350,13 +344,9 @@ impl Execution<'_, '_> {
             self.env.keep_lock(lock)?;
         }
         self.env.save_spec(self.spec)?;
-        let old: BTreeMap<StepKey, StepRecord> = self
-            .env
-            .known_record()?
-            .steps
-            .iter()
-            .filter_map(|step| Some((step.key.clone()?, step.clone())))
-            .collect();
+        let known = self.env.known_record()?.steps.iter();
+        let old = known.filter_map(|step| Some((step.key.clone()?, step.clone())));
+        let old: BTreeMap<StepKey, StepRecord> = old.collect();
         let steps = self.plan.steps.iter().map(|planned| {
             let known = planned.key.as_ref().and_then(|key| old.get(key));
             let mut step = known

@@ -17,7 +17,7 @@ use crate::execute::{ByHand, base_environment, container, host_environment, term
 use crate::image::certificates;
 use crate::plan::ids::EnvName;
 use crate::plan::record::Failed;
-use crate::plan::resolve::{self, Spec, VolumeKind};
+use crate::plan::resolve::{self, Spec};
 use crate::rocm::gpu::{self, Choice, Device, Selector};
 use crate::store::env::env_named;
 use crate::store::lock::{self, Holder};
@@ -121,10 +121,8 @@ fn await_end(cx: &Context, job: &Job) -> Result<()> {
     match job.store.lock_env(&job.env, "exec", START) {
         // The command's exit code does not depend on the end of the container. Ctrl-C ends the wait.
         Err(error) if matches!(error.kind(), Kind::Busy | Kind::Signal(_)) => {
-            cx.ui.warn(&format!(
-                "the container of env `{}` is still ending",
-                job.env
-            ));
+            let message = format!("the container of env `{}` is still ending", job.env);
+            cx.ui.warn(&message);
         }
         locked => drop(locked?),
     }
@@ -298,13 +296,7 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
     if !job.apart {
         env.touch();
     }
-    let volumes: Vec<String> = spec
-        .volumes
-        .iter()
-        .filter(|volume| volume.kind == VolumeKind::Build)
-        .map(|volume| volume.name.clone())
-        .collect();
-    env.ensure_volumes(&volumes, &spec.user)?;
+    env.ensure_volumes(&spec.build_volumes(), &spec.user)?;
     if !job.apart {
         env.show_volumes()?;
     }
@@ -385,10 +377,9 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
 }
 
 fn tell_wait(cx: &Context, job: &Job) {
-    cx.ui.note(&format!(
-        "waiting for the container of env `{}`, which does not answer yet",
-        job.env
-    ));
+    let container = format!("the container of env `{}`", job.env);
+    let message = format!("waiting for {container}, which does not answer yet");
+    cx.ui.note(&message);
 }
 
 /// Runs a command in a container that was just started, after its devices are checked; `None` if it did not start.
@@ -416,11 +407,8 @@ fn command(cx: &Context, job: &Job, spec: &Spec, devices: &[Device]) -> Command 
     let mut env = base_environment(spec, job.root);
     let sizing = cx.sizing(spec, &job.host);
     let facts = sizing.facts(sizing.jobs.value);
-    env.extend(
-        spec.env
-            .iter()
-            .map(|(name, value)| (name.clone(), resolve::finish(value, &facts))),
-    );
+    let own = spec.env.iter();
+    env.extend(own.map(|(name, value)| (name.clone(), resolve::finish(value, &facts))));
     certificates::set_variables(&mut env, &spec.env, &spec.image_env);
     env.extend(host_environment(spec, &cx.config));
     if job.tty {

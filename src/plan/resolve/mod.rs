@@ -144,6 +144,13 @@ impl Spec {
             .filter(move |hook| hook.volume == volume && position(&hook.from) <= now)
     }
 
+    /// Returns the names of the build volumes.
+    pub fn build_volumes(&self) -> Vec<String> {
+        let volumes = self.volumes.iter();
+        let build = volumes.filter(|volume| volume.kind == VolumeKind::Build);
+        build.map(|volume| volume.name.clone()).collect()
+    }
+
     /// Returns the volumes that a step sees, in mount order.
     pub fn visible(&self, step: &Step) -> impl Iterator<Item = &Volume> {
         self.volumes.iter().filter(|volume| step.sees(volume))
