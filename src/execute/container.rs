@@ -71,10 +71,8 @@ impl ContainerContext<'_> {
             packages: matches!(step.action, crate::plan::resolve::Action::Packages(_)),
         };
         let mut container = self.build(&volumes, views, root, options)?;
-        container.binds.push(Bind::writable(
-            self.env.run_dir().join(pins::NAME),
-            pins::INSIDE,
-        ));
+        let pins = self.env.run_dir().join(pins::NAME);
+        container.binds.push(Bind::writable(pins, pins::INSIDE));
         Ok(container)
     }
 
@@ -83,12 +81,10 @@ impl ContainerContext<'_> {
         let volumes = self.spec.volumes.iter().collect::<Vec<_>>();
         let mut views = Views::new();
         for volume in &volumes {
-            let has_hooks = self
-                .spec
-                .hooks
-                .iter()
-                .any(|hook| hook.volume == volume.name);
-            if has_hooks && let Some(view) = super::view::existing(self.env, &volume.name)? {
+            let mut hooks = self.spec.hooks.iter();
+            if hooks.any(|hook| hook.volume == volume.name)
+                && let Some(view) = super::view::existing(self.env, &volume.name)?
+            {
                 views.insert(volume.name.clone(), view);
             }
         }
@@ -274,12 +270,9 @@ pub(crate) fn inputs_digest(
         let found = fs::metadata(path).ok();
         found.map(|found| (found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
     });
-    let all = (
-        volumes.collect::<Vec<_>>(),
-        files,
-        ContainerAuthorities::new(false, None)?,
-        settings,
-    );
+    let volumes: Vec<_> = volumes.collect();
+    let authorities = ContainerAuthorities::new(false, None)?;
+    let all = (volumes, files, authorities, settings);
     let text = serde_json::to_vec(&all)
         .map_err(|error| unexpected!("cannot encode a container").source(error))?;
     Ok(hex::encode(Sha256::digest(text)))

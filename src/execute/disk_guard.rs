@@ -141,11 +141,8 @@ impl DiskGuard {
             resumes &= free >= marks.resume;
             if free < marks.warn && !place.warned {
                 place.warned = true;
-                news.push(format!(
-                    "`{}` has {} left",
-                    place.path.display(),
-                    size::bytes(free)
-                ));
+                let left = size::bytes(free);
+                news.push(format!("`{}` has {left} left", place.path.display()));
             } else if free > marks.warn * 2 {
                 place.warned = false;
             }

@@ -51,10 +51,8 @@ pub(crate) fn check(
     };
     let nothing = OwnedFd::from(fs_err::File::open("/dev/null")?.into_parts().0);
     let (report, report_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-    let sent = client.run(
-        probe,
-        &[nothing.as_fd(), report_end.as_fd(), nothing.as_fd()],
-    );
+    let streams = [nothing.as_fd(), report_end.as_fd(), nothing.as_fd()];
+    let sent = client.run(probe, &streams);
     drop(report_end);
     if sent.is_err() {
         return Ok(GpuCheck::Gone);

@@ -230,10 +230,8 @@ impl Exporting<'_> {
             }
             Content::Symlink { target } => Exported::Link(target.clone()),
             Content::Directory { .. } | Content::Special(_) => {
-                return Err(step_failed!(
-                    "`{}` is not a file, directory or link",
-                    source.display()
-                ));
+                let source = source.display();
+                return Err(step_failed!("`{source}` is not a file, directory or link"));
             }
         };
         self.manifest.may_replace(self.target, name, &left)?;
@@ -260,12 +258,9 @@ impl Exporting<'_> {
 }
 
 fn entry(source: &Path) -> Result<ListingEntry> {
-    let (parent, name) = (source.parent(), source.file_name());
-    let place = path_state(
-        parent.unwrap_or(Path::new("/")),
-        Path::new(name.unwrap_or_default()),
-    )?;
-    match place {
+    let parent = source.parent().unwrap_or(Path::new("/"));
+    let name = source.file_name().unwrap_or_default();
+    match path_state(parent, Path::new(name))? {
         PathState::Taken(entry) => Ok(entry),
         PathState::Free | PathState::Blocked => {
             Err(step_failed!("nothing to export at `{}`", source.display()))

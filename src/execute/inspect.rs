@@ -118,11 +118,8 @@ fn frozen(store: &Store, env: &LockedEnv<'_>, name: &str, at: &str) -> Result<Pa
     }
     let place = env.run_dir().join(at);
     fs::create_dir_all(&place)?;
-    overlay::mount(
-        &store.lowers(Some(&snapshot.layer), &record.image_key)?,
-        None,
-        &place,
-    )?;
+    let lowers = store.lowers(Some(&snapshot.layer), &record.image_key)?;
+    overlay::mount(&lowers, None, &place)?;
     Ok(place)
 }
 

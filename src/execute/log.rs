@@ -194,10 +194,8 @@ impl Log {
         }
         let now = Timestamp::now();
         if now.as_millisecond() != self.stamp.0 {
-            self.stamp = (
-                now.as_millisecond(),
-                now.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string(),
-            );
+            let text = now.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string();
+            self.stamp = (now.as_millisecond(), text);
         }
         let mark: &[u8] = if stream == Stream::Stderr {
             b" ! "
@@ -251,11 +249,9 @@ mod tests {
         }
         log.finish().unwrap();
         let text = fs::read(&path).unwrap();
-        let lines: Vec<_> = text
-            .split(|byte| *byte == b'\n')
-            .filter(|line| !line.is_empty())
-            .map(text_of)
-            .collect();
+        let lines = text.split(|byte| *byte == b'\n');
+        let lines = lines.filter(|line| !line.is_empty()).map(text_of);
+        let lines: Vec<_> = lines.collect();
         assert_eq!(lines, [&b"one"[..], b"\xff\xfe", b"two", b"", b"last"]);
     }
 
@@ -313,10 +309,8 @@ mod tests {
         let mut shown = Vec::new();
         while let Some(lines) = reader.lines().unwrap() {
             let text = String::from_utf8(lines).unwrap();
-            shown.extend(
-                text.lines()
-                    .map(|line| String::from_utf8(text_of(line.as_bytes()).to_vec()).unwrap()),
-            );
+            let lines = text.lines().map(|line| text_of(line.as_bytes()).to_vec());
+            shown.extend(lines.map(|line| String::from_utf8(line).unwrap()));
         }
         assert!(reader.rest().is_none());
         shown
@@ -329,10 +323,8 @@ mod tests {
         assert_has!(shown[gap], "omitted here");
         let (head, tail) = (&shown[..gap], &shown[gap + 1..]);
         let numbers: Vec<_> = head.iter().map_while(number).collect();
-        assert_eq!(
-            numbers,
-            (0..u32::try_from(head.len()).unwrap()).collect::<Vec<_>>()
-        );
+        let end = u32::try_from(head.len()).unwrap();
+        assert_eq!(numbers, (0..end).collect::<Vec<_>>());
         let numbers: Vec<_> = tail.iter().map_while(number).collect();
         let first = all - u32::try_from(tail.len()).unwrap();
         assert_eq!(numbers, (first..all).collect::<Vec<_>>());

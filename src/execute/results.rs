@@ -93,12 +93,8 @@ impl Execution<'_, '_> {
         tree: &TreeId,
         parent: Option<&LayerId>,
     ) -> Result<Option<PathBuf>> {
-        let kept = self
-            .env
-            .directory()
-            .join("trees")
-            .join(tree)
-            .join("results");
+        let trees = self.env.directory().join("trees");
+        let kept = trees.join(tree).join("results");
         self.store.discard(&kept)?;
         let earlier = match parent {
             Some(parent) if !before.is_empty() => self.store.results(parent, self.spec)?,
@@ -202,10 +198,8 @@ impl BlockedResults {
         let user = |other: &BlockedResult| {
             runs(plan, spec).find(|step| step.volumes.contains(&other.volume))
         };
-        let mut own = all
-            .iter()
-            .enumerate()
-            .filter(|(_, other)| other.in_store && !resumes);
+        let own = all.iter().enumerate();
+        let mut own = own.filter(|(_, other)| other.in_store && !resumes);
         let used = own.find_map(|(at, other)| Some((at, user(other)?.name.clone())));
         Ok(Self { all, used })
     }

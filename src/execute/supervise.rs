@@ -83,11 +83,8 @@ pub(crate) fn supervise(
 ) -> Result<Ending> {
     let (stdout, stdout_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let (stderr, stderr_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-    let client = send(
-        running,
-        &step.command,
-        &[step.stdin, stdout_end.as_fd(), stderr_end.as_fd()],
-    )?;
+    let streams = [step.stdin, stdout_end.as_fd(), stderr_end.as_fd()];
+    let client = send(running, &step.command, &streams)?;
     drop((stdout_end, stderr_end));
     for pipe in [&stdout, &stderr] {
         fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;

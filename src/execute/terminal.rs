@@ -96,10 +96,8 @@ pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result
         match client.receive()? {
             None if starting || started => {
                 drop(raw);
-                return Err(Error::new(
-                    Kind::Command(137),
-                    "the container ended, and the command with it",
-                ));
+                let message = "the container ended, and the command with it";
+                return Err(Error::new(Kind::Command(137), message));
             }
             None => return Ok(None),
             Some((Reply::Starting, _)) => (starting, patience) = (true, None),

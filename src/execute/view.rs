@@ -320,10 +320,8 @@ impl<'a> Execution<'a, '_> {
                     true => "the view begins anew",
                     false => "its source or an earlier hook changed",
                 };
-                let message = format!(
-                    "{why}: manually edited files of the view were moved to `{}`",
-                    aside.display()
-                );
+                let (files, aside) = ("manually edited files of the view", aside.display());
+                let message = format!("{why}: {files} were moved to `{aside}`");
                 self.reporter.warn(message);
             }
             self.store.discard(&path)?;
@@ -334,10 +332,8 @@ impl<'a> Execution<'a, '_> {
     /// Reports patches that the source already has.
     fn tell(&self, hook: &Hook, changes: &HookChanges) {
         for patch in &changes.already {
-            self.reporter.warn(format!(
-                "hook `{}`: the source already has `{patch}`",
-                hook.name
-            ));
+            let message = format!("hook `{}`: the source already has `{patch}`", hook.name);
+            self.reporter.warn(message);
         }
     }
 }

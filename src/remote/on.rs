@@ -81,10 +81,8 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest) -> Result<u8
         ssh: &config.ssh,
     };
     let working = working_directory()?;
-    let place = format!(
-        "{PLACE}/on/{}",
-        short(working.as_os_str().as_encoded_bytes())
-    );
+    let digest = short(working.as_os_str().as_encoded_bytes());
+    let place = format!("{PLACE}/on/{digest}");
     if request.command.is_empty() && request.send.is_empty() {
         let latest = format!("{place}/{LATEST}");
         return fetch_all(ui, &ssh, &latest, &working, &request.fetch).map(|()| 0);
@@ -93,11 +91,9 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest) -> Result<u8
     let program = send_program(ui, &ssh)?;
     let received = send(ui, &ssh, &program, &place, &working, &manifest)?;
     if let Some((directory, path)) = received.changed {
-        ui.note(&format!(
-            "`{}` was changed on {} since it was sent: keeping it in `~/{place}/{directory}`",
-            path.display(),
-            ssh.machine
-        ));
+        let changed = format!("`{}` was changed on {}", path.display(), ssh.machine);
+        let kept = format!("keeping it in `~/{place}/{directory}`");
+        ui.note(&format!("{changed} since it was sent: {kept}"));
     }
     let directory = format!("{place}/{}", received.directory);
     let code = match request.command.is_empty() {
@@ -184,10 +180,8 @@ fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
         }
     }
     for path in more {
-        let path: PathBuf = path
-            .components()
-            .filter(|part| *part != Component::CurDir)
-            .collect();
+        let parts = path.components();
+        let path: PathBuf = parts.filter(|part| *part != Component::CurDir).collect();
         if let Err(error) = fs::symlink_metadata(working.join(&path)) {
             let error = not_found!("cannot send `{}`", path.display()).source(error);
             return Err(error.help("--send takes a path below the working directory"));

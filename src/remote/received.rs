@@ -37,10 +37,8 @@ fn damaged(why: String) -> io::Error {
 /// Unpacks an archive of the path `wanted` into an empty directory. Refuses other paths, entries that are no file,
 /// directory or link, and more bytes than the disk has free.
 pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Result<()> {
-    let wanted: PathBuf = wanted
-        .components()
-        .filter(|part| *part != Component::CurDir)
-        .collect();
+    let parts = wanted.components();
+    let wanted: PathBuf = parts.filter(|part| *part != Component::CurDir).collect();
     let disk = statvfs(directory)?;
     let mut free = disk.blocks_available().saturating_mul(disk.fragment_size());
     let left = Cell::new(HEADERS);
@@ -139,10 +137,8 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let sent = archive(&[("out/a", 4), (other, 0)]);
             let error = unpack(&sent[..], directory.path(), Path::new("out")).unwrap_err();
-            let wanted = format!(
-                "it sent `{}`, which was not requested",
-                other.escape_debug()
-            );
+            let other = other.escape_debug();
+            let wanted = format!("it sent `{other}`, which was not requested");
             assert_eq!(error.to_string(), wanted);
         }
         let directory = tempfile::tempdir().unwrap();

@@ -132,10 +132,8 @@ fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
     let mut number = 1;
     while fs::symlink_metadata(place.join(&directory)).is_ok() {
         number += 1;
-        last = Some(std::mem::replace(
-            &mut directory,
-            format!("{digest}-{number}"),
-        ));
+        let next = format!("{digest}-{number}");
+        last = Some(std::mem::replace(&mut directory, next));
     }
     let mut changed = None;
     // Each earlier one was changed before the next one was made. A comparison reads all files.
@@ -215,10 +213,8 @@ fn unpack(archive: impl BufRead, into: &Path) -> Result<()> {
         let path = entry.path()?.into_owned();
         let unpacked = entry.unpack_in(into);
         if !unpacked.context(|| format!("cannot store `{}`", path.display()))? {
-            return Err(invalid!(
-                "`{}` is not below the working directory",
-                path.display()
-            ));
+            let path = path.display();
+            return Err(invalid!("`{path}` is not below the working directory"));
         }
     }
     // The sender keeps writing until it closes its end.

@@ -237,12 +237,8 @@ impl Document {
         };
         let failed = |error| unexpected!("cannot encode a snapshot").source(error);
         let config = serde_json::to_vec(&config).map_err(failed)?;
-        let volumes: BTreeSet<usize> = self
-            .snapshot
-            .steps
-            .iter()
-            .flat_map(SharedStep::beside)
-            .collect();
+        let steps = self.snapshot.steps.iter();
+        let volumes: BTreeSet<usize> = steps.flat_map(SharedStep::beside).collect();
         let layers = self.blobs.iter().enumerate().map(|(index, blob)| {
             let kind = if volumes.contains(&index) {
                 VOLUME

@@ -213,10 +213,8 @@ impl Pushing<'_> {
         let known = remembered.clone().or_else(|| others.clone());
         let changes = LayerContent::Whole(store.image_root(&image.key));
         let there = || Ok(store.image(&image.key)?.is_some());
-        let blob = self
-            .blob(known, changes, there)
-            .await
-            .context(|| format!("cannot push image `{}`", image.name))?;
+        let blob = self.blob(known, changes, there).await;
+        let blob = blob.context(|| format!("cannot push image `{}`", image.name))?;
         // A layer that others pushed is not remembered, because the next push may sign it.
         if ![&remembered, &others]
             .into_iter()
@@ -306,10 +304,8 @@ impl Pushing<'_> {
     /// Describes a snapshot that was sent, and sets its tag.
     async fn describe(&self, document: &mut Document, at: usize, mut shared: Shared) -> Result<()> {
         let layer = &self.what.layers[at];
-        let key = layer
-            .key
-            .as_ref()
-            .ok_or_else(|| unexpected!("a snapshot without a key is to be pushed"))?;
+        let key = layer.key.as_ref();
+        let key = key.ok_or_else(|| unexpected!("a snapshot without a key is to be pushed"))?;
         let mut add = |blob: &Blob| {
             document.blobs.push(blob.clone());
             document.blobs.len() - 1

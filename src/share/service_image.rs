@@ -52,11 +52,9 @@ impl ServiceImage {
         };
         let mut below: Option<Vec<String>> = None;
         for layer in layers {
-            let image = layer
-                .kept
-                .as_ref()
-                .filter(|kept| kept.socket == service.socket)
-                .map(|kept| &kept.image);
+            let image = layer.kept.as_ref();
+            let image = image.filter(|kept| kept.socket == service.socket);
+            let image = image.map(|kept| &kept.image);
             let found = match image {
                 Some(image) => service.layers(image)?,
                 None => None,
