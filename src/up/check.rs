@@ -235,11 +235,8 @@ fn missing_paths(profile: &Profile, spec: &Spec) -> Vec<Problem> {
         let profile::VolumeSource::Path(at) = &written.source else {
             return None;
         };
-        let message = format!(
-            "volume `{}`: `{}` does not exist",
-            volume.name,
-            path.display()
-        );
+        let (name, shown) = (&volume.name, path.display());
+        let message = format!("volume `{name}`: `{shown}` does not exist");
         let help = format!("mkdir -p {}", quoted(&path.to_string_lossy()));
         Some(Problem::new(&at.place, message, "no such directory").help(help))
     });

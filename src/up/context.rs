@@ -159,10 +159,8 @@ impl Context {
         if let Some(root) = &self.config.roots_store {
             let too = if has_own { " too" } else { "" };
             let command = &self.config.sudo_command;
-            self.ui.note(&format!(
-                "root has a store{too}, at `{}`; to use it: {command}",
-                root.display()
-            ));
+            let place = format!("root has a store{too}, at `{}`", root.display());
+            self.ui.note(&format!("{place}; to use it: {command}"));
         }
     }
 
@@ -171,11 +169,8 @@ impl Context {
         let (Some(root), Kind::NoEnv) = (&self.config.roots_store, error.kind()) else {
             return error;
         };
-        let message = format!(
-            "{} in your store; root has one too, at `{}`",
-            error.message(),
-            root.display()
-        );
+        let (message, root) = (error.message(), root.display());
+        let message = format!("{message} in your store; root has one too, at `{root}`");
         Error::new(Kind::NoEnv, message).help(match error.help_text() {
             Some(help) if error.names_another() => help,
             _ => &self.config.sudo_command,

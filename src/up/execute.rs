@@ -62,10 +62,8 @@ pub(super) fn execute<'a>(
         && !observed.orphaned.is_empty()
         && let Some(service) = env.service()?
     {
-        let done = plan
-            .steps
-            .iter()
-            .filter(|step| step.action != Action::Later);
+        let steps = plan.steps.iter();
+        let done = steps.filter(|step| step.action != Action::Later);
         let keys: Vec<&StepKey> = done.filter_map(|step| step.key.as_ref()).collect();
         run.with.store.remove_orphan_snapshots(&service, &keys)?;
     }
@@ -115,11 +113,8 @@ fn adopt_orphans(
         .collect();
     let count = env.adopt_orphan_snapshots(service, &steps)?;
     if count > 0 {
-        reporter.warn(format!(
-            "found {} at {}",
-            size::count(count, "lost snapshot"),
-            service.flavour
-        ));
+        let found = size::count(count, "lost snapshot");
+        reporter.warn(format!("found {found} at {}", service.flavour));
     }
     Ok(())
 }

@@ -51,16 +51,11 @@ impl<'a> RevisionSource<'a> {
             None => (revisions, revisions),
         };
         if !self.directory.join(".git").exists() {
-            let place = self.directory.display();
-            let command = format!(
-                "rockenv hook check --source {}",
-                quoted_path(&self.directory)
-            );
-            return Err(
-                not_found!("`{place}` is not a git repository").help(format!(
-                    "without REVISIONS its files are checked: {command}"
-                )),
-            );
+            let (place, source) = (self.directory.display(), quoted_path(&self.directory));
+            let command = format!("rockenv hook check --source {source}");
+            let error = not_found!("`{place}` is not a git repository");
+            let help = format!("without REVISIONS its files are checked: {command}");
+            return Err(error.help(help));
         }
         let checkout = self.git.open(&self.directory)?;
         let (from, to) = (self.commit(&checkout, from)?, self.commit(&checkout, to)?);

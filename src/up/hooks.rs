@@ -158,11 +158,10 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
         notes.push(format!("hook `{hook}`: the source already has `{patch}`"));
     }
     absent.extend(early.later);
-    notes.extend(
-        absent
-            .into_iter()
-            .map(|name| format!("hook `{name}` cannot be checked before its source is fetched")),
-    );
+    for name in absent {
+        let note = format!("hook `{name}` cannot be checked before its source is fetched");
+        notes.push(note);
+    }
     Ok(notes)
 }
 

@@ -112,11 +112,9 @@ pub(crate) fn confirm(cx: &Context, selection: &Selection) -> Result<()> {
     let Some(found) = HostWrites::new(cx, selection)? else {
         return Ok(());
     };
-    cx.ui.note(&format!(
-        "steps of `{}` can write to: {}",
-        found.file.display(),
-        shown(&found.writes)
-    ));
+    let (file, writes) = (found.file.display(), shown(&found.writes));
+    let message = format!("steps of `{file}` can write to: {writes}");
+    cx.ui.note(&message);
     if !found.asks.is_empty() {
         let asks = found.asks.iter().zip(&found.reasons);
         let asks: Vec<String> = asks

@@ -136,11 +136,8 @@ fn fits(
 fn check_names(update: &[String], selection: &Selection) -> Result<()> {
     let mut known = vec![selection.image.clone()];
     let sources = selection.profile.volumes.iter();
-    known.extend(
-        sources
-            .filter(|volume| volume.kind == VolumeKind::Source)
-            .map(|volume| volume.name.clone()),
-    );
+    let sources = sources.filter(|volume| volume.kind == VolumeKind::Source);
+    known.extend(sources.map(|volume| volume.name.clone()));
     known.push(ALL.to_owned());
     match update.iter().find(|name| !known.contains(name)) {
         None => Ok(()),

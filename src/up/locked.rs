@@ -124,12 +124,8 @@ pub(crate) fn follow(
     let applied = apply_choices(cx, selection, locked, differences);
     applied.map_err(&refused)?;
     // Steps that depend on a source's history are compared once the source exists.
-    let by_history = selection
-        .inputs
-        .hooks
-        .values()
-        .any(|hook| hook.applies.since.is_some() || hook.applies.until.is_some());
-    match by_history {
+    let mut applies = selection.inputs.hooks.values().map(|hook| &hook.applies);
+    match applies.any(|applies| applies.since.is_some() || applies.until.is_some()) {
         true => Ok(()),
         false => check_steps(selection, &selection.inputs).map_err(&refused),
     }
@@ -178,10 +174,8 @@ pub(crate) fn apply_choices(
     let lock = &locked.lock;
     let image = &selection.image;
     if *image != lock.image.name {
-        differences.push(format!(
-            "the image is `{}` in the lock file, but `{image}` in the profile",
-            lock.image.name
-        ));
+        let locked = format!("the image is `{}` in the lock file", lock.image.name);
+        differences.push(format!("{locked}, but `{image}` in the profile"));
     } else if selection.recipe.digest() != lock.image.recipe {
         let place = match selection.recipe.is_by_path() {
             true => ", or its `path` is in another directory",

@@ -377,11 +377,7 @@ impl Results<'_> {
     /// Returns the keys of steps whose results must be restored for an env at this layer. A layer below the current one
     /// does not undo the results of later steps.
     fn missing(&mut self, layer: &LayerId) -> Result<BTreeSet<StepKey>> {
-        let head = self
-            .head
-            .first()
-            .filter(|_| self.head.iter().any(|id| id == layer));
-        let Some(head) = head else {
+        let Some(head) = self.head.first().filter(|_| self.head.contains(layer)) else {
             return self.of(layer);
         };
         if self.of_head.is_none() {

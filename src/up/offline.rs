@@ -48,11 +48,8 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
         if !directory.join(".git").exists() {
             let rev = commit.or(source.rev.as_deref());
             let at = rev.map_or_else(String::new, |rev| format!(" at {rev}"));
-            missing.push(format!(
-                "source `{}` from `{}`{at}",
-                volume.name,
-                without_login(&source.url)
-            ));
+            let (name, url) = (&volume.name, without_login(&source.url));
+            missing.push(format!("source `{name}` from `{url}`{at}"));
         }
     }
     for (name, file) in locked::fetched(cx, selection)? {

@@ -146,10 +146,8 @@ impl Needs {
             }
         }
         let large = |planned: &&PlanStep| needed(planned).is_some_and(|needed| needed > machine);
-        let stop = runs
-            .iter()
-            .position(large)
-            .and_then(|first| first.checked_sub(1));
+        let first = runs.iter().position(large);
+        let stop = first.and_then(|first| first.checked_sub(1));
         Self {
             sizing,
             memory,
@@ -195,11 +193,9 @@ impl Needs {
                 Some(step) => format!("step `{step}`"),
                 None => format!("profile `{}`", self.profile),
             };
-            reasons.push(format!(
-                "{what} needs {} of memory, this machine has {}",
-                bytes(memory),
-                bytes(self.machine)
-            ));
+            let (needed, there) = (bytes(memory), bytes(self.machine));
+            let needs = format!("{what} needs {needed} of memory");
+            reasons.push(format!("{needs}, this machine has {there}"));
         }
         for disk in &disks {
             reasons.push(format!(
@@ -325,10 +321,8 @@ impl Needs {
                 text = format!("{text} (step `{step}`)");
             }
         }
-        let held = self
-            .forecast
-            .iter()
-            .filter_map(|step| Some((step.memory?, &step.step)));
+        let steps = self.forecast.iter();
+        let held = steps.filter_map(|step| Some((step.memory?, &step.step)));
         if let Some((held, step)) = held.max() {
             text = format!("{text}; step `{step}` held {} before", bytes(held));
         }
@@ -564,11 +558,8 @@ mod tests {
     #[test]
     fn what_the_volumes_take_is_part_of_the_whole() {
         let profile = profile::load(&[], "therock").unwrap();
-        let parts: u64 = profile
-            .volumes
-            .iter()
-            .filter_map(|volume| volume.disk)
-            .sum();
+        let volumes = profile.volumes.iter();
+        let parts: u64 = volumes.filter_map(|volume| volume.disk).sum();
         assert!(parts > 0 && Some(parts) <= profile.resources.disk);
     }
 }

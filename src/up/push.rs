@@ -67,10 +67,9 @@ fn send(
 ) -> Result<Pushed> {
     let pushed = task.with_progress(Subject::Transfer(label), send)?;
     if pushed.left_out > 0 {
-        task.reporter.warn(format!(
-            "left out {}, which no archive can hold",
-            size::count(pushed.left_out, "socket")
-        ));
+        let sockets = size::count(pushed.left_out, "socket");
+        let message = format!("left out {sockets}, which no archive can hold");
+        task.reporter.warn(message);
     }
     if pushed.immutable > 0 {
         task.reporter.warn(match pushed.immutable {

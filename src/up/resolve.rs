@@ -194,16 +194,10 @@ impl<'a> Gathered<'a> {
 
     /// Returns the inputs of steps that are part of a source, and the source itself if hooks change it.
     fn inputs_in(&self, volume: &str) -> BTreeSet<String> {
-        let inputs = self
-            .selection
-            .profile
-            .steps
-            .iter()
-            .flat_map(|step| &step.inputs);
-        let mut inputs: BTreeSet<String> = inputs
-            .filter(|name| profile::input(name).0 == volume)
-            .cloned()
-            .collect();
+        let steps = self.selection.profile.steps.iter();
+        let inputs = steps.flat_map(|step| &step.inputs);
+        let inputs = inputs.filter(|name| profile::input(name).0 == volume);
+        let mut inputs: BTreeSet<String> = inputs.cloned().collect();
         if self.hooks.values().any(|hook| hook.work.volume == volume) {
             inputs.insert(volume.to_owned());
         }
@@ -235,11 +229,9 @@ impl<'a> Gathered<'a> {
         let mut said = Vec::new();
         for step in spec.steps.iter().filter(|step| step.fingerprints.is_some()) {
             let known = self.inputs.prints.get(&step.key);
-            let prints = step
-                .inputs
-                .iter()
-                .filter_map(|name| self.inputs.fingerprints.get(name)?.known());
-            let blind = prints.into_iter().any(|print| is_untracked(print));
+            let inputs = step.inputs.iter();
+            let mut prints = inputs.filter_map(|name| self.inputs.fingerprints.get(name)?.known());
+            let blind = prints.any(|print| is_untracked(print));
             let own: Vec<String> = known.map_or_else(Vec::new, |prints| {
                 let all = prints.artifacts.iter();
                 let own = all.filter(|(_, print)| blind || print.is_none());

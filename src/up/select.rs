@@ -84,11 +84,8 @@ impl Selection {
         let host = Host::probe()?;
         let select = request.select;
         let (variant, from) = (select.variant.as_deref(), select.from.as_deref());
-        let targets = select
-            .target
-            .iter()
-            .map(|name| Target::named(name))
-            .collect::<Result<Vec<_>>>()?;
+        let targets = select.target.iter().map(|name| Target::named(name));
+        let targets = targets.collect::<Result<Vec<_>>>()?;
         let names = profile::names(&cx.config.profile_dirs)?;
         let machine = cx.gpus();
         let (what, targets) = match request.what {
@@ -123,10 +120,8 @@ impl Selection {
             &named.targets,
             &resolve::choices(&profile, variant, from, &params),
         )?;
-        let past = Store::open_existing(&cx.config.home)
-            .ok()
-            .flatten()
-            .map_or_else(Vec::new, |store| store.past(&profile.name));
+        let store = Store::open_existing(&cx.config.home).ok().flatten();
+        let past = store.map_or_else(Vec::new, |store| store.past(&profile.name));
         let sizing = jobs::size(&jobs::SizingInputs {
             resources: &profile.resources,
             cores: host.cores,
@@ -219,10 +214,9 @@ impl Selection {
     /// Names the engine that was planned for, if none works here.
     pub(crate) fn note_absent_engine(&self, cx: &Context) {
         if self.choice.reason == Reason::Absent {
-            cx.ui.note(&format!(
-                "planned for {}, which cannot be used here",
-                self.choice.engine
-            ));
+            let engine = self.choice.engine;
+            let message = format!("planned for {engine}, which cannot be used here");
+            cx.ui.note(&message);
         }
     }
 }

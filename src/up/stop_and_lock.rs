@@ -200,10 +200,8 @@ mod tests {
         let (mut first, own) = start("cat", "rockenv");
         // Installed under two names, and replaced by an upgrade.
         let others = [start("cat", "rockenv-1"), start("tee", "rockenv")];
-        let same: Vec<bool> = others
-            .iter()
-            .map(|(_, other)| runs_same(&own, other))
-            .collect();
+        let same = others.iter().map(|(_, other)| runs_same(&own, other));
+        let same: Vec<bool> = same.collect();
         let unrelated = runs_same(&own, Path::new("/proc/self"));
         first.kill().unwrap();
         first.wait().unwrap();

@@ -37,11 +37,8 @@ const NAMED: usize = 3;
 
 /// Names the results that are not this build's, if any.
 pub(crate) fn not_its_own(blocked: &[BlockedResult]) -> Option<String> {
-    let names: Vec<String> = blocked
-        .iter()
-        .take(NAMED)
-        .map(BlockedResult::place)
-        .collect();
+    let names = blocked.iter().take(NAMED).map(BlockedResult::place);
+    let names: Vec<String> = names.collect();
     let more = match blocked.len() {
         0 => return None,
         count if count > NAMED => format!(" and {} more", count - NAMED),
@@ -198,10 +195,8 @@ pub(crate) fn say(
 
 /// Describes the removal of an env, and names the outputs that stay.
 pub(super) fn removed_text(outputs: &[PathBuf]) -> String {
-    let paths: Vec<String> = outputs
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect();
+    let paths = outputs.iter().map(|path| path.display().to_string());
+    let paths: Vec<String> = paths.collect();
     match paths.is_empty() {
         true => "removed (--ephemeral)".to_owned(),
         false => format!("removed (--ephemeral); outputs kept: {}", paths.join(", ")),

@@ -76,24 +76,18 @@ impl<'a> Rebuild<'a> {
     ) -> Result<Self> {
         let (cx, store) = (with.task.cx, with.store);
         let runs: BTreeSet<&StepKey> = segments.iter().flat_map(|segment| &segment.runs).collect();
-        let steps: Vec<&Step> = spec
-            .steps
-            .iter()
-            .filter(|step| runs.contains(&step.key))
-            .collect();
+        let steps = spec.steps.iter();
+        let steps: Vec<&Step> = steps.filter(|step| runs.contains(&step.key)).collect();
         let up = env.known_record()?.up_command();
         let files = copy_files(cx, &spec, &steps, &up)?;
         let hooks = read_hooks(&with, &spec, &steps, &up)?;
         let gpu = steps.iter().find(|step| step.gpu);
         let gpu = gpu.map(|step| grant(cx, &spec, step)).transpose()?;
         let locked = store.locked_text(&spec)?;
-        let locked = locked
-            .map(|text| lockfile::parse(&text, "the env's lock file"))
-            .transpose()?;
-        let apart = spec
-            .volumes
-            .iter()
-            .filter(|volume| verify::is_apart(volume, options.with_caches));
+        let locked = locked.map(|text| lockfile::parse(&text, "the env's lock file"));
+        let locked = locked.transpose()?;
+        let volumes = spec.volumes.iter();
+        let apart = volumes.filter(|volume| verify::is_apart(volume, options.with_caches));
         let apart = apart.map(|volume| volume.name.clone()).collect();
         let scratch = store.env_dir(name);
         for volume in &mut spec.volumes {

@@ -202,10 +202,9 @@ fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<
     check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
     let (jobs, homeless) = jobs(envs, runners, gpu)?;
     if !homeless.is_empty() {
-        cx.ui.note(&format!(
-            "no job runs the steps with a GPU for {}: no runner has one",
-            homeless.join(", ")
-        ));
+        let steps = format!("the steps with a GPU for {}", homeless.join(", "));
+        let message = format!("no job runs {steps}: no runner has one");
+        cx.ui.note(&message);
     }
     Ok(jobs)
 }

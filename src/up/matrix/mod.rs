@@ -178,10 +178,8 @@ const NOT_PASSED: [&str; 7] = [
 
 /// Brings all envs up.
 pub(crate) fn up(cx: &Context, cells: &[Cell], request: &MatrixRequest) -> Result<MatrixResult> {
-    let mut options = request
-        .options
-        .iter()
-        .filter_map(|one| one.split('=').next());
+    let options = request.options.iter();
+    let mut options = options.filter_map(|one| one.split('=').next());
     if let Some(option) = options.find(|option| NOT_PASSED.contains(option)) {
         let help = match option {
             "--home" => "all envs are in one store: rockenv --home DIR matrix up",
