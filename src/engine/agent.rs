@@ -96,11 +96,9 @@ impl Agent {
                 "the agent is started by `rockenv`, not manually"
             ));
         };
-        let listener: UnixListener = fds
-            .into_iter()
-            .next()
-            .ok_or_else(|| unexpected!("the agent received no socket"))?
-            .into();
+        let listener = fds.into_iter().next();
+        let listener = listener.ok_or_else(|| unexpected!("the agent received no socket"))?;
+        let listener: UnixListener = listener.into();
         if let Some(user) = user {
             user.ensure(Path::new("/"))?;
         }
@@ -491,11 +489,8 @@ fn reap(sessions: &mut [Session], after: &dyn Fn(bool) -> Then) -> Result<()> {
             if let Some(socket) = session.socket.take() {
                 let then = after(is_alone);
                 // A disconnected client needs no answer.
-                drop(frames::send(
-                    &socket,
-                    &Reply::Exited { code, signal, then },
-                    &[],
-                ));
+                let reply = Reply::Exited { code, signal, then };
+                drop(frames::send(&socket, &reply, &[]));
             }
         }
     }

@@ -128,11 +128,9 @@ impl Cgroup {
                 directories: vec![(String::new(), path)],
             };
         }
-        let mut directories: Vec<_> = hierarchies
-            .v1
-            .iter()
-            .map(|(name, path)| (name.clone(), path.join(id)))
-            .collect();
+        let v1 = hierarchies.v1.iter();
+        let v1 = v1.map(|(name, path)| (name.clone(), path.join(id)));
+        let mut directories: Vec<_> = v1.collect();
         if let Some((mount, _)) = &hierarchies.v2 {
             directories.push((String::new(), mount.join(id)));
         }
@@ -215,11 +213,9 @@ impl Cgroup {
                 && let Some(parent) = directory.parent()
             {
                 // Fails below the root of the hierarchy. The limits are then reported as missing.
+                let file = parent.join("cgroup.subtree_control");
                 for name in ["memory", "pids", "cpu", "io"] {
-                    drop(fs::write(
-                        parent.join("cgroup.subtree_control"),
-                        format!("+{name}"),
-                    ));
+                    drop(fs::write(&file, format!("+{name}")));
                 }
             }
             match fs::create_dir(directory) {
@@ -277,10 +273,8 @@ impl Cgroup {
         }
         for device in devices {
             // By number, because the bound node may have another name.
-            property(format!(
-                "DeviceAllow=/dev/char/{}:{} rw",
-                device.major, device.minor
-            ));
+            let (major, minor) = (device.major, device.minor);
+            property(format!("DeviceAllow=/dev/char/{major}:{minor} rw"));
         }
         argv.push("--".to_owned());
         argv
@@ -429,11 +423,8 @@ impl Cgroup {
 
 fn processes(directory: &Path, into: &mut Vec<i32>) {
     let text = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
-    into.extend(
-        text.lines()
-            .filter_map(|line| line.parse::<i32>().ok())
-            .filter(|pid| *pid > 0),
-    );
+    let pids = text.lines().filter_map(|line| line.parse::<i32>().ok());
+    into.extend(pids.filter(|pid| *pid > 0));
     for child in children(directory) {
         processes(&child, into);
     }

@@ -275,12 +275,8 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     }
     let taken: u32 = others.iter().map(|other| other.held).sum();
     let free = total.saturating_sub(held + taken);
-    let poorest = others
-        .iter()
-        .filter(|other| other.need == Need::More)
-        .map(|other| other.held)
-        .min();
-    let Some(poorest) = poorest else {
+    let poor = others.iter().filter(|other| other.need == Need::More);
+    let Some(poorest) = poor.map(|other| other.held).min() else {
         // No other env asks: a token that stays here is available at once.
         return limit.min(held + free);
     };

@@ -141,11 +141,8 @@ fn open_terminal(command: &Command) -> std::io::Result<(OwnedFd, OwnedFd)> {
         .write(true)
         .custom_flags(OFlag::O_NOCTTY.bits())
         .open(&name)?;
-    nix::unistd::chown(
-        name.as_str(),
-        Some(Uid::from_raw(command.uid)),
-        Some(Gid::from_raw(command.gid)),
-    )?;
+    let (uid, gid) = (command.uid.into(), command.gid.into());
+    nix::unistd::chown(name.as_str(), Some(uid), Some(gid))?;
     Ok((outer.into(), inner.into_parts().0.into()))
 }
 

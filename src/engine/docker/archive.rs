@@ -104,11 +104,8 @@ impl Service {
                     contents.links.insert(path, plain(&from));
                 } else if path == Path::new(MANIFEST) {
                     let mut text = Vec::new();
-                    entry
-                        .by_ref()
-                        .take(MAX_MANIFEST)
-                        .read_to_end(&mut text)
-                        .context(cannot)?;
+                    let mut manifest = entry.by_ref().take(MAX_MANIFEST);
+                    manifest.read_to_end(&mut text).context(cannot)?;
                     let manifests: Vec<Manifest> =
                         serde_json::from_slice(&text).map_err(|error| {
                             unexpected!("the archive of an image is invalid").source(error)

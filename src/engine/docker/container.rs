@@ -223,10 +223,8 @@ impl Service {
         let began = Instant::now();
         while self.state(name)?.is_some_and(|state| state.running) {
             if began.elapsed() > SOON {
-                return Err(unexpected!(
-                    "container `{name}` does not exit although {} was told to kill it",
-                    self.flavour
-                ));
+                let why = format!("although {} was told to kill it", self.flavour);
+                return Err(unexpected!("container `{name}` does not exit {why}"));
             }
             // The container may exit first, which the service reports as a conflict.
             let request = self

@@ -59,10 +59,8 @@ impl Contexts {
             return Ok(None);
         };
         let digest = hex::encode(Sha256::digest(name.as_bytes()));
-        let path = directory
-            .join("contexts/meta")
-            .join(digest)
-            .join("meta.json");
+        let contexts = directory.join("contexts/meta");
+        let path = contexts.join(digest).join("meta.json");
         let mut meta = read::<Meta>(&path)?.ok_or_else(|| {
             unavailable!("there is no Docker context `{name}`")
                 .source(format!("no `{}`", path.display()))

@@ -145,10 +145,8 @@ fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
         let mut entry = entry.context(cannot)?;
         let header = entry.header().clone();
         let kind = header.entry_type();
-        let device = (
-            header.device_major().ok().flatten(),
-            header.device_minor().ok().flatten(),
-        );
+        let major = header.device_major().ok().flatten();
+        let device = (major, header.device_minor().ok().flatten());
         let points_to = match device {
             (Some(major), Some(minor)) if major != 0 || minor != 0 => {
                 Some(format!("{major}:{minor}").into())

@@ -220,10 +220,8 @@ impl Service {
         });
         // The owner of the signal handler reads the signal and reports which one it was.
         let Some(answer) = answer else {
-            return Err(Error::new(
-                Kind::Signal(nix::libc::SIGINT),
-                format!("interrupted: cannot {what}"),
-            ));
+            let kind = Kind::Signal(nix::libc::SIGINT);
+            return Err(Error::new(kind, format!("interrupted: cannot {what}")));
         };
         match answer {
             Err(_) => Err(unavailable!(
@@ -242,11 +240,9 @@ impl Service {
     async fn lose_patience(&self, what: &str) {
         tokio::time::sleep(PATIENCE).await;
         if let Some(tell) = &*self.tell.borrow() {
-            tell(format!(
-                "{} is taking longer than {} s to {what}",
-                self.flavour,
-                PATIENCE.as_secs()
-            ));
+            let (flavour, patience) = (self.flavour, PATIENCE.as_secs());
+            let message = format!("{flavour} is taking longer than {patience} s to {what}");
+            tell(message);
         }
         std::future::pending::<()>().await;
     }

@@ -190,11 +190,8 @@ impl Service {
     /// Returns the directories of its images and containers, as it reports them.
     pub fn places(&self) -> Result<Vec<PathBuf>> {
         let found = self.ask(SOON, "ask for its directory", self.client.info())?;
-        let mut places: Vec<PathBuf> = found
-            .docker_root_dir
-            .into_iter()
-            .map(PathBuf::from)
-            .collect();
+        let root = found.docker_root_dir.into_iter();
+        let mut places: Vec<PathBuf> = root.map(PathBuf::from).collect();
         // With containerd's image store the layers are elsewhere, in a place that Docker does not report.
         let status = found.driver_status.unwrap_or_default();
         let system = Path::new(CONTAINERD);

@@ -73,10 +73,8 @@ impl Service {
         loop {
             match self.state(name)? {
                 None => {
-                    return Err(unexpected!(
-                        "container `{name}` was removed from {}",
-                        self.flavour
-                    ));
+                    let flavour = self.flavour;
+                    return Err(unexpected!("container `{name}` was removed from {flavour}"));
                 }
                 Some(state) if state.running => {
                     look()?;

@@ -60,11 +60,8 @@ pub(in crate::engine) fn supervise(
                 Ok(Some((FromAgent::Ready, _))) if !ready => {
                     ready = true;
                     if starter_open {
-                        drop(frames::send(
-                            starter,
-                            &FromHolder::Ready(missing.take().unwrap_or_default()),
-                            &[],
-                        ));
+                        let message = FromHolder::Ready(missing.take().unwrap_or_default());
+                        drop(frames::send(starter, &message, &[]));
                     }
                 }
                 Ok(Some((FromAgent::Remaining(count), _))) if !starter_open => {

@@ -280,12 +280,9 @@ fn spawn(
         has_device_rules,
         open_files()?,
     ));
-    let procs_files = state
-        .cgroup
-        .procs_files()
-        .into_iter()
-        .map(|path| fs::OpenOptions::new().write(true).open(path))
-        .collect::<std::io::Result<Vec<_>>>()?;
+    let procs_files = state.cgroup.procs_files().into_iter();
+    let procs_files = procs_files.map(|path| fs::OpenOptions::new().write(true).open(path));
+    let procs_files = procs_files.collect::<std::io::Result<Vec<_>>>()?;
     let mut command = std::process::Command::new(&argv[0]);
     command
         .args(&argv[1..])
@@ -322,10 +319,8 @@ mod tests {
 
     #[test]
     fn an_engine_outside_its_control_group_ends_too() {
-        let mut child = std::process::Command::new("sleep")
-            .arg("1000")
-            .spawn()
-            .unwrap();
+        let mut sleep = std::process::Command::new("sleep");
+        let mut child = sleep.arg("1000").spawn().unwrap();
         end(&mut child, &Cgroup::default()).unwrap();
     }
 

@@ -70,18 +70,12 @@ pub(crate) fn argv(
         } else {
             "--bind"
         };
-        argv.push(format!(
-            "{option}={}:{}",
-            escape(&bind.source),
-            escape(Path::new(&bind.target))
-        ));
+        let (source, target) = (escape(&bind.source), escape(Path::new(&bind.target)));
+        argv.push(format!("{option}={source}:{target}"));
     }
     for device in &container.devices {
-        argv.push(format!(
-            "--bind={}:{}",
-            escape(&device.source),
-            escape(Path::new(&device.path))
-        ));
+        let (source, path) = (escape(&device.source), escape(Path::new(&device.path)));
+        argv.push(format!("--bind={source}:{path}"));
     }
     argv.push("--".to_owned());
     argv.push(PROGRAM.to_owned());
