@@ -102,11 +102,8 @@ impl Store {
             let Ok(spec) = self.spec(&env) else {
                 continue;
             };
-            let mounted = spec
-                .volumes
-                .iter()
-                .filter(|volume| volume.kind == VolumeKind::Cache);
-            for volume in mounted {
+            let volumes = spec.volumes.iter();
+            for volume in volumes.filter(|volume| volume.kind == VolumeKind::Cache) {
                 if let Some(cache) = caches.get_mut(&volume.name) {
                     cache.users.insert(env.clone(), volume.target.clone());
                     cache.max = cache.max.max(volume.max);

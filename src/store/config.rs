@@ -139,10 +139,9 @@ impl Config {
         account::set_caller(&settings::invoking_user(&environment)?);
         let (mut config, invalid) = Self::of(environment, std::env::current_dir().ok().as_deref())?;
         errors.extend(invalid);
-        let words: Vec<String> = std::env::args_os()
-            .skip(1)
-            .map(|word| quoted(&word.to_string_lossy()).into_owned())
-            .collect();
+        let words = std::env::args_os().skip(1);
+        let words = words.map(|word| quoted(&word.to_string_lossy()).into_owned());
+        let words: Vec<String> = words.collect();
         config.sudo_command = format!("sudo rockenv {}", words.join(" "));
         Ok((config, errors))
     }

@@ -275,10 +275,8 @@ impl LockedEnv<'_> {
                     drop(self.store.take_project(&volume, project.as_ref()));
                 }
                 JournalEntry::Freeze { tree, snapshot } => {
-                    let published = self
-                        .store
-                        .layer(&snapshot.layer)?
-                        .filter(|layer| layer.tree.as_ref() == Some(&tree));
+                    let layer = self.store.layer(&snapshot.layer)?;
+                    let published = layer.filter(|layer| layer.tree.as_ref() == Some(&tree));
                     if let Some(mut record) = self.record.clone()
                         && let Some(layer) = published
                         && record.trees().any(|known| *known == tree)

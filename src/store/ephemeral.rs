@@ -122,10 +122,8 @@ impl Reaped {
 
 impl std::fmt::Display for Reaped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let command = self
-            .owner
-            .as_ref()
-            .map_or_else(up, |owner| owner.command.clone());
+        let owner = self.owner.as_ref();
+        let command = owner.map_or_else(up, |owner| owner.command.clone());
         write!(f, "{}: removed; its `rockenv {command}`", self.env)?;
         match &self.owner {
             Some(owner) if owner.boot == boot_id() => {

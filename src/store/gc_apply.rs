@@ -268,10 +268,8 @@ impl Store {
         users: &Users,
         ours: &BTreeSet<&EnvName>,
     ) -> Result<Vec<&'a LayerId>> {
-        let others = users
-            .records
-            .iter()
-            .filter(|(name, _)| !ours.contains(*name));
+        let records = users.records.iter();
+        let others = records.filter(|(name, _)| !ours.contains(*name));
         let recorded = others.flat_map(|(_, record)| record.layers());
         let leased = users.leases.values().flat_map(|lease| &lease.layers);
         let needed: BTreeSet<&LayerId> = recorded.chain(leased).collect();

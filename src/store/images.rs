@@ -312,12 +312,8 @@ impl Store {
             .context(|| format!("cannot build image `{name}` again"))?;
         let mut differences = Vec::new();
         if built.digest != image.digest {
-            differences = tree::digest::compare(
-                &self.image_root(&image.key),
-                &work.join("root"),
-                20,
-                cx.cancel,
-            )?;
+            let (old, new) = (self.image_root(&image.key), work.join("root"));
+            differences = tree::digest::compare(&old, &new, 20, cx.cancel)?;
         }
         self.discard(&work)?;
         drop(lock);

@@ -85,11 +85,9 @@ impl Store {
         }
         for (path, _) in found.partial_sources.iter().filter(|(_, busy)| !busy) {
             let bytes = size::bytes(allocated(path));
-            inventory.notes.push(format!(
-                "`{}` ({bytes}) is an interrupted clone and is kept; to remove it: rm -r {}",
-                path.display(),
-                quoted_path(path)
-            ));
+            let clone = format!("`{}` ({bytes}) is an interrupted clone", path.display());
+            let help = format!("to remove it: rm -r {}", quoted_path(path));
+            inventory.notes.push(format!("{clone} and is kept; {help}"));
         }
         // A running command may be creating one.
         if !busy {

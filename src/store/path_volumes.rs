@@ -44,10 +44,8 @@ pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
         }
         links += 1;
         if links > MOST_LINKS {
-            return Err(invalid!(
-                "`{}` has too many links on the way",
-                path.display()
-            ));
+            let path = path.display();
+            return Err(invalid!("`{path}` has too many links on the way"));
         }
         if target.is_absolute() {
             at = PathBuf::from("/");

@@ -86,12 +86,9 @@ impl Store {
 /// Returns the bytes that removing a sub-project frees, without files that artifacts or other `dist` directories
 /// share by hard links.
 fn build_tree_bytes(project: &Path) -> u64 {
-    let roots: Vec<measure::Root> = EXPUNGED
-        .iter()
-        .map(|part| project.join(part))
-        .filter(|path| path.exists())
-        .map(|path| measure::Root::new(path, 0))
-        .collect();
+    let parts = EXPUNGED.iter().map(|part| project.join(part));
+    let parts = parts.filter(|path| path.exists());
+    let roots: Vec<_> = parts.map(|path| measure::Root::new(path, 0)).collect();
     let usage = measure::scan(&roots, &measure::MeasureOptions::default());
     usage.total().exclusive
 }

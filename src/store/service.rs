@@ -292,12 +292,9 @@ impl LockedEnv<'_> {
 
     /// Returns the name of the container of a live tree, or for listing a layer.
     pub(super) fn container_name(&self, tree: &str) -> String {
-        let readable: String = self
-            .name()
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-            .collect();
-        format!("rockenv-{}-{tree}", readable.trim_matches('-'))
+        let readable = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        let name: String = self.name().chars().map(readable).collect();
+        format!("rockenv-{}-{tree}", name.trim_matches('-'))
     }
 
     /// Returns whether a live tree at a service was changed since its snapshot.

@@ -139,10 +139,8 @@ impl LockedEnv<'_> {
         };
         let id = layer.id;
         let live = record.head.tree.clone().filter(|tree| tree != freeze.tree);
-        let replaced = record
-            .snapshot(freeze.name)
-            .map(|old| old.layer.clone())
-            .filter(|old| *old != id);
+        let replaced = record.snapshot(freeze.name).map(|old| old.layer.clone());
+        let replaced = replaced.filter(|old| *old != id);
         push_snapshot(&mut record, snapshot, history);
         record.head.by_hand = by_hand.map(ByHand::Since);
         if let Some(from) = unchanged {
@@ -340,10 +338,9 @@ impl LockedEnv<'_> {
     /// snapshot, and returns its name.
     pub fn rollback(&mut self, name: &str) -> Result<Option<String>> {
         let record = self.known_record()?;
-        let layer = record
-            .snapshot(name)
-            .map(|snapshot| snapshot.layer.clone())
-            .ok_or_else(|| no_snapshot(self.name(), record, name))?;
+        let snapshot = record.snapshot(name);
+        let snapshot = snapshot.ok_or_else(|| no_snapshot(self.name(), record, name))?;
+        let layer = snapshot.layer.clone();
         // Before the env leaves a state that works.
         self.store
             .chain(&layer)
@@ -402,11 +399,8 @@ impl LockedEnv<'_> {
         if self.store.freezes_volumes() {
             for (name, live) in &from.known_record()?.head.volumes {
                 let id = self.new_volume_id(name)?;
-                tree::clone_tree(
-                    self.store.method(),
-                    &from.live_volume(name, live)?,
-                    &self.store.volume_dir(&id),
-                )?;
+                let (live, own) = (from.live_volume(name, live)?, self.store.volume_dir(&id));
+                tree::clone_tree(self.store.method(), &live, &own)?;
                 record.head.volumes.insert(name.clone(), id);
             }
         } else {

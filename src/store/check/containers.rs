@@ -80,11 +80,9 @@ impl Examination<'_> {
                 );
                 continue;
             }
-            self.problem(
-                format!("container `{name}` at {}", container.flavour),
-                "belongs to an env that was removed",
-                Fix::Container(container.socket.clone(), container.id.clone()),
-            );
+            let object = format!("container `{name}` at {}", container.flavour);
+            let fix = Fix::Container(container.socket.clone(), container.id.clone());
+            self.problem(object, "belongs to an env that was removed", fix);
         }
     }
 }

@@ -276,10 +276,9 @@ impl Store {
                 inventory.set_aside.push(directory);
             } else if let Some(rest) = name.strip_prefix("tmp-") {
                 let recipe = rest.split('-').next().unwrap_or_default();
-                let busy = references
-                    .iter()
-                    .filter(|file| file.starts_with(recipe) && file.ends_with(".lock"))
-                    .any(|file| is_busy(&images.join("refs").join(file)));
+                let is_lock = |file: &&String| file.starts_with(recipe) && file.ends_with(".lock");
+                let mut locks = references.iter().filter(is_lock);
+                let busy = locks.any(|file| is_busy(&images.join("refs").join(file)));
                 inventory.image_work.push((name, busy));
             } else {
                 note_aside(&directory, &mut inventory.set_aside)?;
@@ -420,11 +419,8 @@ fn is_record(aside: &Path) -> bool {
 
 fn note_aside(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
     let aside = names(directory)?.into_iter();
-    into.extend(
-        aside
-            .filter(|name| name.contains(ASIDE))
-            .map(|name| directory.join(name)),
-    );
+    let aside = aside.filter(|name| name.contains(ASIDE));
+    into.extend(aside.map(|name| directory.join(name)));
     Ok(())
 }
 

@@ -37,10 +37,8 @@ impl Inventory {
             }
         };
         if layer.id != id {
-            return own(format!(
-                "layer.json belongs to layer `{}`",
-                short(&layer.id)
-            ));
+            let other = short(&layer.id);
+            return own(format!("layer.json belongs to layer `{other}`"));
         }
         if !item.tree {
             return own("has no tree".to_owned());

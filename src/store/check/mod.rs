@@ -431,10 +431,8 @@ impl Inventory {
             let parent = failed.parent.as_deref();
             let fault = parent.and_then(|layer| self.chain_fault(layer));
             if fault.is_some() || !env.trees.contains(failed.tree.as_str()) {
-                losses.push(format!(
-                    "the tree of its failed step `{}` is missing",
-                    failed.step
-                ));
+                let step = &failed.step;
+                losses.push(format!("the tree of its failed step `{step}` is missing"));
             }
         }
         losses
@@ -463,10 +461,8 @@ impl Inventory {
             record.complete = false;
         }
         let known = record.head.volumes.len();
-        record
-            .head
-            .volumes
-            .retain(|_, id| self.volumes.contains(id.as_str()));
+        let volumes = &mut record.head.volumes;
+        volumes.retain(|_, id| self.volumes.contains(id.as_str()));
         if record.head.volumes.len() < known {
             // Another volume takes its place, so the volumes no longer have the content of one layer.
             record.head.volumes_from = None;

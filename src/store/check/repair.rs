@@ -297,11 +297,9 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
         .collect();
     let mut snapshots = Vec::new();
     for step in &spec.steps {
-        let newest = layers
-            .iter()
-            .filter(|layer| layer.key.as_ref() == Some(&step.key))
-            .max_by_key(|layer| layer.created);
-        if let Some(layer) = newest {
+        let made = layers.iter();
+        let made = made.filter(|layer| layer.key.as_ref() == Some(&step.key));
+        if let Some(layer) = made.max_by_key(|layer| layer.created) {
             snapshots.push((layer, step.name.to_string()));
         }
     }

@@ -121,11 +121,9 @@ pub(crate) fn compare<'a>(
         all.insert(names(&item.to)?, named);
     }
     // A directory with content is implied by that content.
-    let full: BTreeSet<String> = items
-        .iter()
-        .filter_map(|item| Some(item.to.parent()?.to_str()?.to_owned()))
-        .collect();
-    all.retain(|name, named| *named != ExportedEntry::Directory || !full.contains(name));
+    let full = items.iter().filter_map(|item| item.to.parent()?.to_str());
+    let full: BTreeSet<&str> = full.collect();
+    all.retain(|name, named| *named != ExportedEntry::Directory || !full.contains(name.as_str()));
     Ok((all, fresh))
 }
 
@@ -142,20 +140,14 @@ pub(crate) fn copy(
         let Content::File { hardlink, .. } = &item.entry.content else {
             return writer.put(&item.to, &item.entry, None, Existing::Refuse);
         };
-        let file = (
-            item.root.as_path(),
-            hardlink.as_ref().unwrap_or(&item.from).as_path(),
-        );
+        let first_name = hardlink.as_ref().unwrap_or(&item.from);
+        let file = (item.root.as_path(), first_name.as_path());
         if let Some(first) = written.get(&file) {
             return writer.link(&item.to, first, Existing::Refuse);
         }
         let from = open(&item.root, &item.from)?;
-        writer.put(
-            &item.to,
-            &item.entry,
-            Some(from.file().as_fd()),
-            Existing::Refuse,
-        )?;
+        let from = Some(from.file().as_fd());
+        writer.put(&item.to, &item.entry, from, Existing::Refuse)?;
         written.insert(file, &item.to);
         Ok(())
     });
@@ -257,10 +249,8 @@ pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
         .context(|| format!("cannot open `{}`", path.display()))?;
     let file = fs::File::from_parts(file.into(), path);
     if !file.metadata()?.is_file() {
-        return Err(invalid!(
-            "`{}` is not a regular file",
-            file.path().display()
-        ));
+        let path = file.path().display();
+        return Err(invalid!("`{path}` is not a regular file"));
     }
     Ok(file)
 }
@@ -279,10 +269,8 @@ pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>
         let path = Path::new(&subject.name);
         let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
         if !path.components().all(plain) || path.as_os_str().is_empty() {
-            return Err(invalid!(
-                "the manifest names `{}`, which is outside its directory",
-                subject.name.escape_debug()
-            ));
+            let named = format!("the manifest names `{}`", subject.name.escape_debug());
+            return Err(invalid!("{named}, which is outside its directory"));
         }
         known.insert(path.to_owned(), subject.named()?);
     }

@@ -134,10 +134,8 @@ pub(crate) fn manifest(env: &Env<'_>, files: &BTreeMap<String, ExportedEntry>) -
         }
         shown
     });
-    let skipped = spec
-        .skipped
-        .iter()
-        .map(|step| json!({ "name": step.name, "reason": step.reason }));
+    let skipped = spec.skipped.iter();
+    let skipped = skipped.map(|step| json!({ "name": step.name, "reason": step.reason }));
     let mut internal = json!({
         "engine": spec.engine.name(),
         "buildUser": format!("{}:{}", spec.user.uid, spec.user.gid),
@@ -200,10 +198,8 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
             source["annotations"] = json!({ "changes": changes });
         }
         found.push(source);
-        let submodules = env
-            .lock
-            .and_then(|(lock, _)| lock.source.get(name))
-            .map(|source| &source.submodules);
+        let source = env.lock.and_then(|(lock, _)| lock.source.get(name));
+        let submodules = source.map(|source| &source.submodules);
         let is_there = |path: &String| env.submodules.contains(&(name.clone(), path.clone()));
         let submodules = submodules.into_iter().flatten();
         for (path, commit) in submodules.filter(|(path, _)| is_there(path)) {

@@ -58,10 +58,9 @@ impl OutputsExport<'_> {
         {
             return Err(is_incremental(&env, layer)?);
         }
-        let incremental = incremental
-            .into_iter()
-            .filter_map(|layer| Some((layer.key?, layer.title)))
-            .collect();
+        let incremental = incremental.into_iter();
+        let incremental = incremental.filter_map(|layer| Some((layer.key?, layer.title)));
+        let incremental = incremental.collect();
         let mut spec = store.spec(name)?;
         let until = match env.known_record()?.complete {
             true => None,

@@ -242,10 +242,8 @@ impl Store {
     fn is_of_export(&self, layer: &LayerId, spec: &Spec) -> bool {
         let layer = self.layer(layer).ok().flatten();
         let key = layer.and_then(|layer| layer.key);
-        let mut steps = spec
-            .steps
-            .iter()
-            .filter(|step| key.as_ref() == Some(&step.key));
+        let steps = spec.steps.iter();
+        let mut steps = steps.filter(|step| key.as_ref() == Some(&step.key));
         steps.any(|step| matches!(step.action, Action::Export(_)))
     }
 }

@@ -196,18 +196,15 @@ impl StepResults {
 /// Also refuses a volume that was removed: the step's results are lost, and its snapshot would have none.
 pub(crate) fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
     if !exists(output)? {
-        return Err(step_failed!(
-            "`{}` was removed or renamed while the step ran, with the step's results",
-            output.display()
-        ));
+        let output = output.display();
+        let lost = format!("`{output}` was removed or renamed while the step ran");
+        return Err(step_failed!("{lost}, with the step's results"));
     }
     for (path, entry) in Listing::of(output)?.since(before).entries {
         if let Content::Special(_) = entry.content {
-            return Err(step_failed!(
-                "`{}` is {}, which cannot be kept as a result",
-                output.join(path).display(),
-                entry.content.name()
-            ));
+            let (path, kind) = (output.join(path), entry.content.name());
+            let is = format!("`{}` is {kind}", path.display());
+            return Err(step_failed!("{is}, which cannot be kept as a result"));
         }
     }
     Ok(())

@@ -430,12 +430,8 @@ fn paths(
         return Ok(Vec::new());
     }
     let pattern = format!("^({})", names.join("|"));
-    let found = config(
-        git,
-        rights,
-        file,
-        &["--type=path", "--get-regexp", &pattern],
-    )?;
+    let arguments = ["--type=path", "--get-regexp", &pattern];
+    let found = config(git, rights, file, &arguments)?;
     let path = |entry: &[u8]| {
         let end = entry.iter().position(|byte| *byte == b'\n')?;
         Some(PathBuf::from(OsStr::from_bytes(&entry[end + 1..])))

@@ -405,10 +405,9 @@ mod tests {
         git.run(path, &["mv", "a", "b c"]).unwrap();
         assert!(!is_untracked(&git.fingerprint(path).unwrap()));
         let status = b"2 R. N... 1 1 1 h h R100 b c\0? a\0? d e\0";
-        let found: Vec<_> = changes(status)
-            .iter()
-            .map(|one| (one.path.to_vec(), one.untracked))
-            .collect();
+        let found = changes(status);
+        let found = found.iter().map(|one| (one.path.to_vec(), one.untracked));
+        let found: Vec<_> = found.collect();
         assert_eq!(found, [(b"b c".to_vec(), false), (b"d e".to_vec(), true)]);
     }
 

@@ -149,11 +149,8 @@ impl Repository {
         // Under this lock, it can only be an interrupted clone.
         store.discard(&temporary)?;
         fs::create_dir(&temporary)?;
-        nix::unistd::chown(
-            &temporary,
-            Some(git.user.uid.into()),
-            Some(git.user.gid.into()),
-        )?;
+        let (uid, gid) = (git.user.uid.into(), git.user.gid.into());
+        nix::unistd::chown(&temporary, Some(uid), Some(gid))?;
         let url = without_login(&self.url);
         progress(&format!("cloning {url}"));
         let cloned = self

@@ -243,10 +243,8 @@ impl Places<'_> {
             depth
         };
         let unused = |id: &LayerId| !needed.contains_key(id);
-        let mut order: Vec<_> = layers
-            .keys()
-            .map(|id| (unused(id), depth(id), id))
-            .collect();
+        let order = layers.keys().map(|id| (unused(id), depth(id), id));
+        let mut order: Vec<_> = order.collect();
         order.sort();
         let frozen = order.into_iter().map(|(_, _, id)| Frozen {
             id: id.clone(),

@@ -249,10 +249,9 @@ mod tests {
         };
         let expected = "zlib/build zlib/stage core/hip/dist dist zlib/dist artifacts-unsplit";
         assert_eq!(known(top.path()), expected);
-        let parts: Vec<_> = parts(top.path())
-            .into_iter()
-            .map(|(part, paths)| (part, below(top.path(), &paths)))
-            .collect();
+        let parts = parts(top.path()).into_iter();
+        let parts = parts.map(|(part, paths)| (part, below(top.path(), &paths)));
+        let parts: Vec<_> = parts.collect();
         let expected = [
             (BuildTreePart::Build, "zlib/build"),
             (BuildTreePart::Stage, "zlib/stage"),
