@@ -32,10 +32,8 @@ pub(crate) fn install() {
         return;
     };
     for name in NAMES {
-        if USUAL
-            .iter()
-            .any(|usual| Path::new(usual).join(name).exists())
-        {
+        let is_in = |usual: &&str| Path::new(usual).join(name).exists();
+        if USUAL.iter().any(is_in) {
             drop(symlink(PROGRAM, directory.join(name)));
         }
     }

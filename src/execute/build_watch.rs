@@ -137,11 +137,8 @@ impl<'a> BuildWatch<'a> {
             };
             let total = counts.total(below, !known.iter().any(is_above));
             let total = total.map(|total| total as usize);
-            if build
-                .forecast
-                .as_ref()
-                .is_none_or(|(known, _)| *known != total)
-            {
+            let forecast = build.forecast.as_ref();
+            if forecast.is_none_or(|(known, _)| *known != total) {
                 let (volume, top) = &self.volumes[*at];
                 let file = build_logs::text(top, &below.join("build.ninja"))?;
                 let earlier = self.store.earlier_builds(volume, below);

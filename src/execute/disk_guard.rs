@@ -192,10 +192,8 @@ impl DiskGuard {
     /// Returns the peak of bytes used on the store's file system above the level at the start, written by any
     /// process.
     pub(crate) fn taken(&self) -> u64 {
-        self.places
-            .iter()
-            .map(|place| place.before - place.lowest)
-            .sum()
+        let places = self.places.iter();
+        places.map(|place| place.before - place.lowest).sum()
     }
 
     /// Returns the bytes in use at the last check above the level at the start, written by any process.
@@ -218,10 +216,8 @@ impl DiskGuard {
                 false => place.lowest < full.min(place.before),
             }
         };
-        self.places
-            .iter()
-            .find(full)
-            .map(|place| place.path.clone())
+        let place = self.places.iter().find(full);
+        place.map(|place| place.path.clone())
     }
 
     /// Checks the free space, without acting on it.

@@ -316,16 +316,10 @@ impl Execution<'_, '_> {
     fn hits(&self, start: &LayerId) -> Result<Vec<Snapshot>> {
         let chain = self.store.chain(start)?;
         let mut snapshots = Vec::new();
-        for step in self
-            .plan
-            .steps
-            .iter()
-            .filter(|step| step.action == Action::Hit)
-        {
-            if let Some(layer) = chain
-                .iter()
-                .find(|layer| layer.key.is_some() && layer.key == step.key)
-            {
+        let steps = self.plan.steps.iter();
+        for step in steps.filter(|step| step.action == Action::Hit) {
+            let mut layers = chain.iter().filter(|layer| layer.key.is_some());
+            if let Some(layer) = layers.find(|layer| layer.key == step.key) {
                 let known = self.env.known_record()?.snapshots.iter();
                 let mut known = known.filter(|snapshot| snapshot.layer == layer.id);
                 snapshots.push(Snapshot {

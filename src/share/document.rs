@@ -419,11 +419,8 @@ impl Document {
         }
         let mut keys = BTreeSet::new();
         for step in &self.snapshot.steps {
-            if step
-                .beside()
-                .chain([step.layer])
-                .any(|index| index >= self.blobs.len())
-            {
+            let mut used = step.beside().chain([step.layer]);
+            if used.any(|index| index >= self.blobs.len()) {
                 return Err(refused("a step names a missing layer".into()));
             }
             if !keys.insert(&step.key) {
@@ -434,12 +431,8 @@ impl Document {
             {
                 return Err(refused("a step claims an impossible cost".into()));
             }
-            for name in step
-                .volumes
-                .keys()
-                .map(VolumeName::as_str)
-                .chain([step.name.as_str()])
-            {
+            let volumes = step.volumes.keys().map(VolumeName::as_str);
+            for name in volumes.chain([step.name.as_str()]) {
                 crate::store::check_name(name)
                     .map_err(|error| refused("it contains an invalid name".into()).source(error))?;
             }

@@ -42,11 +42,8 @@ pub(crate) fn find(top: &Path) -> Vec<PathBuf> {
 }
 
 fn find_below(top: &Path, below: &Path, depth: usize, left: &mut usize, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(top.join(below))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    let entries = fs::read_dir(top.join(below)).into_iter().flatten();
+    for entry in entries.flatten() {
         let Some(rest) = left.checked_sub(1) else {
             return;
         };

@@ -43,10 +43,8 @@ impl LockedEnv<'_> {
         }
         let layer = head.layer.as_ref().filter(|_| self.store.freezes_volumes());
         let mut made: BTreeMap<VolumeName, VolumeId> = BTreeMap::new();
-        for name in volumes
-            .iter()
-            .filter(|name| !head.volumes.contains_key(*name))
-        {
+        let missing = |name: &&String| !head.volumes.contains_key(*name);
+        for name in volumes.iter().filter(missing) {
             let id = self.new_volume_id(name)?;
             let (method, directory) = (self.store.method(), self.store.volume_dir(&id));
             match self.store.frozen_volume(layer, name) {

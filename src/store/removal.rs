@@ -188,11 +188,9 @@ impl LockedEnv<'_> {
     /// Discards this env's live volumes that are not in `keep`.
     pub(super) fn discard_volumes(&self, id: &EnvId, keep: &BTreeSet<VolumeId>) -> Result<()> {
         for name in names(&self.store.root.join("volumes"))? {
-            if name
-                .strip_prefix(id.as_str())
-                .is_some_and(|rest| rest.starts_with('-'))
-                && !keep.contains(name.as_str())
-            {
+            let rest = name.strip_prefix(id.as_str());
+            let is_own = rest.is_some_and(|rest| rest.starts_with('-'));
+            if is_own && !keep.contains(name.as_str()) {
                 self.store
                     .discard(&self.store.root.join("volumes").join(&name))?;
             }

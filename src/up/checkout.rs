@@ -37,10 +37,8 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
         true => &gathered.selection.profile.targets,
         false => &inputs.targets,
     };
-    if let Some(target) = targets
-        .iter()
-        .find(|target| checkout.target(target.name()).is_none())
-    {
+    let mut asked = targets.iter();
+    if let Some(target) = asked.find(|target| checkout.target(target.name()).is_none()) {
         return Err(invalid!(
             "source `{name}` has no target `{target}`: this version of TheRock cannot build for it"
         )

@@ -82,10 +82,8 @@ impl<'a> RevisionSource<'a> {
         for commit in all {
             let read = |path: &Path| self.at(&checkout, &self.directory, &commit, path);
             let now = answer(Some(&commit), hook::apply(hook, &read))?;
-            if answers
-                .last()
-                .is_none_or(|last| last.applies != now.applies)
-            {
+            let last = answers.last();
+            if last.is_none_or(|last| last.applies != now.applies) {
                 answers.push(dated(&checkout, &commit, now)?);
             }
         }
@@ -132,11 +130,8 @@ impl<'a> RevisionSource<'a> {
             Some(_) => return Ok(FileInSource::Absent),
             None => {}
         }
-        for parent in path
-            .ancestors()
-            .skip(1)
-            .filter(|path| !path.as_os_str().is_empty())
-        {
+        let parents = path.ancestors().skip(1);
+        for parent in parents.filter(|path| !path.as_os_str().is_empty()) {
             if let Some((mode, object)) = entry(checkout, commit, parent)?
                 && mode == "160000"
             {

@@ -136,11 +136,8 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
         if selection.stops_before(facts.first_step(&selection.profile)) {
             continue;
         }
-        if let Some(reason) = facts
-            .not_now
-            .clone()
-            .or_else(|| facts.applies.not_for(&targets))
-        {
+        let not_now = facts.not_now.clone();
+        if let Some(reason) = not_now.or_else(|| facts.applies.not_for(&targets)) {
             notes.push(format!("hook `{name}` skipped: {reason}"));
         } else if !sources.contains_key(&facts.volume) {
             absent.insert(name.clone());

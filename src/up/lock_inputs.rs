@@ -280,12 +280,8 @@ impl Locking<'_> {
         selection: &Selection,
     ) -> Result<BTreeMap<String, BTreeMap<String, CacheFile>>> {
         let mut all = BTreeMap::new();
-        for volume in selection
-            .profile
-            .volumes
-            .iter()
-            .filter(|volume| volume.locked)
-        {
+        let volumes = selection.profile.volumes.iter();
+        for volume in volumes.filter(|volume| volume.locked) {
             let found = self.with.store.cache_files(&volume.name)?.into_iter();
             let mut files: BTreeMap<_, _> = found
                 .map(|(path, sha256)| (path, CacheFile::Sha256(sha256)))

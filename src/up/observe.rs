@@ -64,10 +64,8 @@ pub(crate) fn observe(
         known: record.map_or_else(Vec::new, Record::known_layers),
         of_head: None,
     };
-    for (step, key) in wanted
-        .iter()
-        .filter_map(|step| Some((step, step.key.as_ref()?)))
-    {
+    let keyed = wanted.iter();
+    for (step, key) in keyed.filter_map(|step| Some((step, step.key.as_ref()?))) {
         let served = store.step_layer(key, search)?;
         let is_served = served.is_some();
         let other = match served {

@@ -29,10 +29,8 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
     let volumes = resolve::volumes(&selection.profile, &gathered.inputs)?;
     let cancel = Cancel::new(with.task.signals);
     let git = Git::until(&selection.inputs.user, &cancel);
-    for volume in volumes
-        .iter()
-        .filter(|volume| volume.kind == VolumeKind::Source)
-    {
+    let volumes = volumes.iter();
+    for volume in volumes.filter(|volume| volume.kind == VolumeKind::Source) {
         let directory = match &volume.source {
             VolumeSource::Git(source) => {
                 let mut say = |message: &str| with.task.reporter.note(message);

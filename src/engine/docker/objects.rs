@@ -195,12 +195,8 @@ impl Service {
         // With containerd's image store the layers are elsewhere, in a place that Docker does not report.
         let status = found.driver_status.unwrap_or_default();
         let system = Path::new(CONTAINERD);
-        if status
-            .iter()
-            .flatten()
-            .any(|word| word.starts_with("io.containerd."))
-            && system.exists()
-        {
+        let mut words = status.iter().flatten();
+        if words.any(|word| word.starts_with("io.containerd.")) && system.exists() {
             places.push(system.to_owned());
         }
         Ok(places)

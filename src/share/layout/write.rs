@@ -336,10 +336,8 @@ impl LayoutDraft {
     }
 
     fn top(&self) -> Result<BorrowedFd<'_>> {
-        self.top
-            .as_ref()
-            .map(OwnedFd::as_fd)
-            .ok_or_else(|| unexpected!("an archive has no directories"))
+        let top = self.top.as_ref().map(OwnedFd::as_fd);
+        top.ok_or_else(|| unexpected!("an archive has no directories"))
     }
 
     fn directory(&self, below: &str) -> Result<OwnedFd> {

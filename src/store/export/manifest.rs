@@ -267,11 +267,8 @@ pub(crate) fn parse(text: &[u8], name: &str) -> Result<Manifest> {
         let kind = manifest.kind.escape_debug();
         return Err(bad(format!("its type is `{kind}`")));
     }
-    if let Some(subject) = manifest
-        .subject
-        .iter()
-        .find(|subject| !subject.digest.contains_key("sha256"))
-    {
+    let mut subjects = manifest.subject.iter();
+    if let Some(subject) = subjects.find(|subject| !subject.digest.contains_key("sha256")) {
         let name = subject.name.escape_debug();
         return Err(bad(format!("`{name}` contains no SHA-256")));
     }

@@ -167,11 +167,8 @@ impl Places<'_> {
 
     /// Returns the names of the envs for which `needs` holds.
     fn who(&self, needs: impl Fn(&Record) -> bool) -> Vec<String> {
-        self.envs
-            .iter()
-            .filter(|(_, record)| needs(record))
-            .map(|(name, _)| name.clone())
-            .collect()
+        let envs = self.envs.iter().filter(|(_, record)| needs(record));
+        envs.map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the owner of data that these envs need, if `rm` would delete it.

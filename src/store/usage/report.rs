@@ -146,11 +146,9 @@ impl UsageReport {
 
     /// Sums up the rows of one class that `env` alone needs.
     pub(crate) fn own(&self, env: &str, class: Class) -> DiskUsage {
-        self.rows
-            .iter()
-            .filter(|row| row.class == class && row.envs == [env])
-            .map(|row| row.size)
-            .sum()
+        let rows = self.rows.iter();
+        let rows = rows.filter(|row| row.class == class && row.envs == [env]);
+        rows.map(|row| row.size).sum()
     }
 }
 

@@ -100,10 +100,8 @@ pub(crate) fn parts(top: &Path) -> Vec<(BuildTreePart, Vec<PathBuf>)> {
         own.map(|found| found.path.clone()).collect::<Vec<_>>()
     };
     let parts = BuildTreePart::ALL.map(|part| (part, of(part)));
-    parts
-        .into_iter()
-        .filter(|(_, directories)| !directories.is_empty())
-        .collect()
+    let parts = parts.into_iter();
+    parts.filter(|(_, found)| !found.is_empty()).collect()
 }
 
 /// Returns the directories down to `depth` below `top`, each after its parent; without links and mount points.
