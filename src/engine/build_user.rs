@@ -247,10 +247,8 @@ mod tests {
     fn root_stays_root_and_gets_the_home() {
         let tree = tree();
         BuildUser::new(0, 0).ensure(tree.path()).unwrap();
-        assert_eq!(
-            fs::read_to_string(tree.path().join("etc/passwd")).unwrap(),
-            "root:x:0:0::/root:/bin/sh"
-        );
+        let passwd = fs::read_to_string(tree.path().join("etc/passwd")).unwrap();
+        assert_eq!(passwd, "root:x:0:0::/root:/bin/sh");
         assert!(tree.path().join("home/builder").is_dir());
     }
 
@@ -258,18 +256,13 @@ mod tests {
     fn a_link_out_of_the_tree_is_not_followed() {
         let tree = tree();
         let outside = tempfile::tempdir().unwrap();
-        fs::write(outside.path().join("passwd"), "host\n").unwrap();
-        fs::remove_file(tree.path().join("etc/passwd")).unwrap();
-        fs_err::os::unix::fs::symlink(
-            outside.path().join("passwd"),
-            tree.path().join("etc/passwd"),
-        )
-        .unwrap();
+        let host = outside.path().join("passwd");
+        let link = tree.path().join("etc/passwd");
+        fs::write(&host, "host\n").unwrap();
+        fs::remove_file(&link).unwrap();
+        fs_err::os::unix::fs::symlink(&host, &link).unwrap();
         assert!(BuildUser::new(1000, 1000).ensure(tree.path()).is_err());
-        assert_eq!(
-            fs::read_to_string(outside.path().join("passwd")).unwrap(),
-            "host\n"
-        );
+        assert_eq!(fs::read_to_string(&host).unwrap(), "host\n");
     }
 
     #[test]

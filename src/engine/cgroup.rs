@@ -524,10 +524,8 @@ mod tests {
             v2: Some(("/sys/fs/cgroup".into(), vec!["memory".into()])),
         };
         let group = Cgroup::plan("rockenv-a-1", &found, true);
-        assert_eq!(
-            group.directories[0].1,
-            PathBuf::from("/sys/fs/cgroup/rockenv.slice/rockenv-a-1.scope")
-        );
+        let scope = Path::new("/sys/fs/cgroup/rockenv.slice/rockenv-a-1.scope");
+        assert_eq!(group.directories[0].1, scope);
         let argv = group.launcher(
             &Limits {
                 memory_max: Some(5),

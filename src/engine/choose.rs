@@ -241,10 +241,8 @@ mod tests {
         assert_eq!(of(Some("auto"), None).unwrap().engine, Engine::Nspawn);
         let made = || Some(("podman", Some(PathBuf::from("/p"))));
         let choice = of(None, made()).unwrap();
-        assert_eq!(
-            (choice.engine, choice.service),
-            (Engine::Podman, Some("/p".into()))
-        );
+        assert_eq!(choice.engine, Engine::Podman);
+        assert_eq!(choice.service, Some("/p".into()));
         assert_eq!(of(Some("nspawn"), made()).unwrap().engine, Engine::Nspawn);
     }
 
@@ -252,26 +250,17 @@ mod tests {
     fn without_any_engine_the_error_says_what_was_tried() {
         let error = choose(None, None, false, &nowhere()).unwrap_err();
         let text = error.chain().join("\n");
-        assert!(
-            text.contains("/nowhere/docker.sock") && text.contains("/nowhere/podman.sock"),
-            "{text}"
-        );
+        assert_has!(text, "/nowhere/docker.sock");
+        assert_has!(text, "/nowhere/podman.sock");
         for (asked, engine) in [(None, Engine::Nspawn), (Some("podman"), Engine::Podman)] {
             let planned = choose_to_plan(asked, None, false, &nowhere()).unwrap();
             assert_eq!((planned.engine, planned.reason), (engine, Reason::Absent));
             let absence = planned.absence.unwrap();
-            assert_eq!(
-                absence.why.starts_with("no engine available"),
-                asked.is_none(),
-                "{absence:?}"
-            );
+            let is_any = absence.why.starts_with("no engine available");
+            assert_eq!(is_any, asked.is_none(), "{absence:?}");
         }
-        assert_eq!(
-            choose(Some("lxc"), None, true, &nowhere())
-                .unwrap_err()
-                .kind(),
-            Kind::Usage
-        );
+        let error = choose(Some("lxc"), None, true, &nowhere()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Usage);
         let remote = Sockets {
             docker: Some("tcp://192.0.2.1:2375".into()),
             ..nowhere()

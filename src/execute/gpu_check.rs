@@ -221,19 +221,13 @@ mod tests {
         let fix = AccessLayer::Group.fix("/dev/dri/renderD128", false);
         assert_eq!(error.help_text(), Some(fix.as_str()));
         assert_eq!(error.chain()[1], "`/dev/dri/renderD128`: no");
-        assert_eq!(
-            result(&[absent, group]).unwrap_err().help_text(),
-            Some("sudo modprobe amdgpu")
-        );
+        let error = result(&[absent, group]).unwrap_err();
+        assert_eq!(error.help_text(), Some("sudo modprobe amdgpu"));
         assert_eq!(result(&[other]).unwrap_err().help_text(), None);
         let error = result(&[absent, absent]).unwrap_err();
         assert!(error.help_text().unwrap().contains("`rockenv down ENV`"));
-        assert_eq!(
-            super::result(b"Segmentation fault", &devices, false)
-                .unwrap_err()
-                .kind(),
-            Kind::Unexpected
-        );
+        let error = super::result(b"Segmentation fault", &devices, false).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unexpected);
     }
 
     #[test]

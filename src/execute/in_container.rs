@@ -441,14 +441,9 @@ mod tests {
         fs::write(from.join("lib/a.so"), "code 2").unwrap();
         export(&arguments).unwrap();
         check_sums(&to);
-        assert_eq!(
-            fs::read_to_string(to.join("item/lib/a.so")).unwrap(),
-            "code 2"
-        );
-        assert_eq!(
-            fs::read_to_string(to.join("kept")).unwrap(),
-            "the user's own"
-        );
+        for (name, text) in [("item/lib/a.so", "code 2"), ("kept", "the user's own")] {
+            assert_eq!(fs::read_to_string(to.join(name)).unwrap(), text);
+        }
     }
 
     #[test]

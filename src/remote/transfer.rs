@@ -349,17 +349,13 @@ mod tests {
         let theirs = format!("there/{}/file", first.directory);
         machines.put(&theirs, "result");
         let second = machines.send(&["file"]).1;
-        assert_eq!(
-            second.changed,
-            Some((first.directory.clone(), "file".into()))
-        );
+        let changed = Some((first.directory.clone(), "file".into()));
+        assert_eq!(second.changed, changed);
         assert_ne!(second.directory, first.directory);
         assert_eq!(machines.read(&theirs), "result");
         let third = machines.send(&["file"]).1;
-        assert_eq!(
-            (third.directory, third.changed),
-            (second.directory.clone(), None)
-        );
+        assert_eq!(third.directory, second.directory);
+        assert_eq!(third.changed, None);
         // Only the last one is compared: each run of a step that changes its source makes another.
         machines.put(&theirs, "sent");
         assert_eq!(machines.send(&["file"]).1.directory, second.directory);
@@ -392,14 +388,12 @@ mod tests {
         for made in ["profiles/b.toml", "rockenv.toml", "hooks/h/hook.toml"] {
             machines.put(&format!("there/{before}/out/made"), "result");
             assert_eq!(take().directory, before);
-            machines.put(&format!("there/{before}/{made}"), "made there");
+            let place = format!("there/{before}/{made}");
+            machines.put(&place, "made there");
             let fresh = take();
             assert_eq!(fresh.changed, Some((before.clone(), made.into())));
             assert_ne!(fresh.directory, before);
-            assert_eq!(
-                machines.read(&format!("there/{before}/{made}")),
-                "made there"
-            );
+            assert_eq!(machines.read(&place), "made there");
             before = fresh.directory;
         }
     }

@@ -263,10 +263,8 @@ mod tests {
         assert!(!reused.is_ours() && !rebooted.is_ours());
         for owner in [reused, rebooted, this] {
             write(directory.path(), &owner);
-            assert_eq!(
-                fate(directory.path()).unwrap(),
-                Fate::Left(Some(owner.clone()))
-            );
+            let left = Fate::Left(Some(owner));
+            assert_eq!(fate(directory.path()).unwrap(), left);
         }
         fs::write(directory.path().join(FILE), "").unwrap();
         assert_eq!(fate(directory.path()).unwrap(), Fate::Left(None));
@@ -281,10 +279,8 @@ mod tests {
         let claim = OwnerLock(file);
         // Checking the file does not release it.
         for _ in 0..2 {
-            assert_eq!(
-                fate(directory.path()).unwrap(),
-                Fate::Owned(Some(Owner::this(&up())))
-            );
+            let owned = Fate::Owned(Some(Owner::this(&up())));
+            assert_eq!(fate(directory.path()).unwrap(), owned);
         }
         drop(claim);
         assert_soon!(matches!(fate(directory.path()).unwrap(), Fate::Left(_)));

@@ -304,10 +304,8 @@ mod tests {
         let key = StepKey::from("step");
         let text = format!("{key} old\nl\n\n2026-01-02T02:00:00Z");
         fs::write(&attempt, text).unwrap();
-        assert_eq!(
-            began("step", false).as_deref(),
-            Some("2026-01-02T03:00:00Z")
-        );
+        let here = began("step", false);
+        assert_eq!(here.as_deref(), Some("2026-01-02T03:00:00Z"));
         assert_eq!(began("step", true).as_deref(), Some("2026-01-02T02:00:00Z"));
         fs::remove_file(attempt).unwrap();
         // An unreadable file must not pass for a missing one.

@@ -339,12 +339,8 @@ mod tests {
         let before: Vec<String> = lists().collect();
         let first = Lock::exclusive(&path, "env `a`", "up", WAIT).unwrap();
         let error = Lock::exclusive(&path, "env `a`", "rm", Duration::ZERO).unwrap_err();
-        assert!(
-            error
-                .message()
-                .starts_with("env `a` is held by `rockenv up` (process"),
-            "{error}"
-        );
+        let holder_of_a = "env `a` is held by `rockenv up` (process";
+        assert!(error.message().starts_with(holder_of_a), "{error}");
         assert_eq!(error.kind().exit_code(), 6);
         assert_eq!(holder(&path).unwrap().verb, "up");
         // Lists that were read before are not read again.
@@ -359,10 +355,8 @@ mod tests {
         }
         let of = r#"{"pid": 1, "verb": "up", "since": "2026-01-02T03:04:05Z", "user": 4321}"#;
         fs::write(&path, of).unwrap();
-        assert_has!(
-            busy(&path, "it").message(),
-            "(process 1 of user 4321, since"
-        );
+        let error = busy(&path, "it");
+        assert_has!(error.message(), "(process 1 of user 4321, since");
         drop(first);
         // A child of another test inherits the lock until it calls exec.
         drop(Lock::exclusive(&path, "env `a`", "rm", WAIT * 20).unwrap());

@@ -502,10 +502,8 @@ mod tests {
         fs::write(&path, line.repeat(most / line.len())).unwrap();
         add("new");
         let rows = store.runs(&name);
-        assert_eq!(
-            rows.len(),
-            fs::read_to_string(&path).unwrap().lines().count()
-        );
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert_eq!(rows.len(), lines);
         let half = most / line.len() / 2;
         assert!((half - 2..half + 3).contains(&rows.len()), "{}", rows.len());
         assert_eq!(rows.last().unwrap().step, "new");

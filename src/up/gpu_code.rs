@@ -133,14 +133,10 @@ X-Rocm-Gpu-Architecture: gfx9-generic gfx10-3-generic gfx11-generic
 
     #[test]
     fn directories_count_where_no_package_says_it() {
-        let (amd, debian) = (
-            "/opt/rocm-7.0.0/lib/rocblas",
-            "/usr/lib/x86_64-linux-gnu/rocblas",
-        );
-        let libraries = combine(
-            STATUS,
-            directories(&[(amd, &["gfx1030"]), (debian, &["gfx803"])]),
-        );
+        let amd = "/opt/rocm-7.0.0/lib/rocblas";
+        let debian = "/usr/lib/x86_64-linux-gnu/rocblas";
+        let found = directories(&[(amd, &["gfx1030"]), (debian, &["gfx803"])]);
+        let libraries = combine(STATUS, found);
         // Only Debian's runtime loads code for gfx1030 on its siblings, and Debian's package declares its own ISAs.
         let found = noted(&libraries, "gfx1031").unwrap();
         let start = format!("libraries without code for gfx1031: {amd}; their code for gfx1030 ");
@@ -148,21 +144,13 @@ X-Rocm-Gpu-Architecture: gfx9-generic gfx10-3-generic gfx11-generic
         assert_eq!(noted(&libraries, "gfx1030"), None);
         // No override helps if one library lacks its code.
         let other = "/opt/rocm/lib/hipblaslt";
-        let both = combine(
-            "",
-            directories(&[(amd, &["gfx1030"]), (other, &["gfx942"])]),
-        );
-        let found = noted(&both, "gfx1031").unwrap();
-        assert!(
-            found.contains(other) && !found.contains("their code"),
-            "{found}"
-        );
+        let both = directories(&[(amd, &["gfx1030"]), (other, &["gfx942"])]);
+        let found = noted(&combine("", both), "gfx1031").unwrap();
+        assert_has!(found, other);
+        assert!(!found.contains("their code"), "{found}");
         let alone = combine("", directories(&[(debian, &["gfx1030"])]));
         assert_eq!(noted(&alone, "gfx1031"), None);
-        let found = noted(&alone, "gfx1201").unwrap();
-        assert_eq!(
-            found,
-            format!("libraries without code for gfx1201: {debian}")
-        );
+        let lacking = format!("libraries without code for gfx1201: {debian}");
+        assert_eq!(noted(&alone, "gfx1201").unwrap(), lacking);
     }
 }

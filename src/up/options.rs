@@ -330,15 +330,11 @@ mod tests {
             line.up.resume_command()
         };
         assert_eq!(resume("rockenv p"), "rockenv up p");
-        assert_eq!(
-            resume("rockenv p --ephemeral --force"),
-            "rockenv up p --force --ephemeral"
-        );
+        let ephemeral = resume("rockenv p --ephemeral --force");
+        assert_eq!(ephemeral, "rockenv up p --force --ephemeral");
         let kept = "p --until a --jobs 2 --pull=false --push --allow-incremental";
-        assert_eq!(
-            resume(&format!("rockenv {kept}")),
-            format!("rockenv up {kept}")
-        );
+        let resumed = resume(&format!("rockenv {kept}"));
+        assert_eq!(resumed, format!("rockenv up {kept}"));
     }
 
     #[test]
@@ -348,15 +344,11 @@ mod tests {
         let (profile, lock) = (here("p.toml"), here("p.lock"));
         let file = Some(Path::new("p.lock"));
         let given = up("rockenv ./p.toml --locked --lock-file p.lock");
-        assert_eq!(
-            given.lasting_command(file),
-            format!("rockenv up {profile} --locked --lock-file {lock}")
-        );
+        let lasting = format!("rockenv up {profile} --locked --lock-file {lock}");
+        assert_eq!(given.lasting_command(file), lasting);
         let named = up("rockenv p --locked");
-        assert_eq!(
-            named.lasting_command(file),
-            format!("rockenv up p --locked --lock-file {lock}")
-        );
+        let lasting = format!("rockenv up p --locked --lock-file {lock}");
+        assert_eq!(named.lasting_command(file), lasting);
         let beside = Some(Path::new("/profiles/p.lock"));
         assert_eq!(named.lasting_command(beside), "rockenv up p --locked");
     }
@@ -374,9 +366,7 @@ mod tests {
         let line = "rockenv p --jobs 2 --rerun a --clean --offline";
         let up = Line::try_parse_from(line.split(' ')).unwrap().up;
         assert_eq!(up.resume_command(), "rockenv up p --jobs 2");
-        assert_eq!(
-            up.repeat_command(),
-            "rockenv up p --jobs 2 --rerun a --clean --offline"
-        );
+        let repeated = "rockenv up p --jobs 2 --rerun a --clean --offline";
+        assert_eq!(up.repeat_command(), repeated);
     }
 }

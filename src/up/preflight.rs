@@ -513,19 +513,15 @@ mod tests {
         // Linux sees 58 of 64 GB if the integrated graphics takes some.
         assert_eq!(therock(58 * GIB, 300 * GIB, None, None), Ok(()));
         let (message, help) = therock(31 * GIB, 300 * GIB, None, None).unwrap_err();
-        assert_eq!(
-            message,
-            "step `math-libs` needs 40.0 GiB of memory, this machine has 31.0 GiB"
-        );
+        let wanted = "step `math-libs` needs 40.0 GiB of memory, this machine has 31.0 GiB";
+        assert_eq!(message, wanted);
         assert_eq!(
             help,
             "build on a machine with 40.0 GiB, start from prebuilt parts with --from rocm or --from wheels, stop before it with \
              `--until configure`, or add --force"
         );
-        assert_eq!(
-            therock(31 * GIB, 300 * GIB, None, Some("configure")),
-            Ok(())
-        );
+        let configured = therock(31 * GIB, 300 * GIB, None, Some("configure"));
+        assert_eq!(configured, Ok(()));
         assert_eq!(therock(31 * GIB, 119 * GIB, Some("rocm"), None), Ok(()));
 
         let (message, help) = therock(64 * GIB, 119 * GIB, None, None).unwrap_err();

@@ -119,9 +119,7 @@ mod tests {
             text,
             "rockenv up 'my profile.toml' --target gfx1103 --param 'component=two words' --variant lean --release 7.14 --gpu none"
         );
-        assert_eq!(
-            shlex::split(&text).expect("words")[5..7],
-            ["--param", "component=two words"]
-        );
+        let words = shlex::split(&text).expect("words");
+        assert_eq!(words[5..7], ["--param", "component=two words"]);
     }
 }

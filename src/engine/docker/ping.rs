@@ -96,15 +96,11 @@ mod tests {
     fn both_say_what_they_are() {
         let docker =
             "HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nServer: Docker/20.10.24+dfsg1 (linux)\r\n\r\n";
-        assert_eq!(
-            identify_head(docker),
-            Some((Flavour::Docker, "20.10.24+dfsg1".to_owned(), 41))
-        );
+        let found = Some((Flavour::Docker, "20.10.24+dfsg1".to_owned(), 41));
+        assert_eq!(identify_head(docker), found);
         let podman = "HTTP/1.1 200 OK\r\nAPI-Version: 1.41\r\nLibpod-API-Version: 5.4.2\r\nServer: Libpod/5.4.2 (linux)\r\n\r\n";
-        assert_eq!(
-            identify_head(podman),
-            Some((Flavour::Podman, "5.4.2".to_owned(), 41))
-        );
+        let found = Some((Flavour::Podman, "5.4.2".to_owned(), 41));
+        assert_eq!(identify_head(podman), found);
         for other in [
             "",
             "220 mail.example.org ESMTP\r\n",

@@ -153,10 +153,8 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     never(&config);
     assert!(own(&config) && config.idle == Duration::ZERO);
     let notice = config.current.notice().unwrap();
-    assert!(
-        notice.contains("`ninja`") && !notice.contains("`idle`"),
-        "{notice}"
-    );
+    assert_has!(notice, "`ninja`");
+    assert!(!notice.contains("`idle`"), "{notice}");
 
     fs::write(work.join("profiles/new.sh"), "").unwrap();
     let config = read(None);
@@ -463,10 +461,8 @@ fn sudo_names_the_build_user() {
     // doas gives a name.
     let nobody = ("DOAS_USER", "nobody");
     assert_eq!(read(&[nobody], "").unwrap().user.uid, 65534);
-    assert_eq!(
-        read(&[nobody, ("SUDO_UID", "1234")], "").unwrap().user.uid,
-        1234
-    );
+    let both = read(&[nobody, ("SUDO_UID", "1234")], "").unwrap();
+    assert_eq!(both.user.uid, 1234);
     let error = read(&[("DOAS_USER", "nobody-at-all")], "").unwrap_err();
     assert_eq!(error.help_text(), Some("unset DOAS_USER"));
 }
