@@ -314,7 +314,7 @@ mod tests {
     /// Checks the sum after each line: `LINE => DONE/TOTAL`.
     fn check_sums(lines: &str) {
         let mut tracker = Tracker::default();
-        for (line, sum) in lines.lines().filter_map(|line| line.split_once(" => ")) {
+        for (line, sum) in lines.lines().map(|line| line.split_once(" => ").unwrap()) {
             tracker.line(line.trim_start());
             let NinjaProgress { done, total } = tracker.progress();
             assert_eq!(format!("{done}/{total}"), sum, "{line}");
