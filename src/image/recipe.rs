@@ -11,6 +11,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::oci::Platform;
+use crate::sys::address::hide_secrets;
 use crate::sys::error::{Error, Result};
 use crate::sys::span::{self, At, Place};
 use crate::sys::{catalog, suggest, trusted_files};
@@ -219,7 +220,7 @@ impl Recipe {
     pub fn parse(text: &str, name: &str, base: &Path) -> Result<Self> {
         let raw: RawRecipe = toml::from_str(text).map_err(|error| {
             invalid!("{name} is not a valid image recipe")
-                .source(error.to_string().trim_end().to_string())
+                .source(hide_secrets(error.to_string().trim_end()))
                 .help("rockenv schema image")
         })?;
         let at = |place: &Place, error| locate(error, name, span::line(text, place.start));

@@ -12,6 +12,7 @@ use miette::{
 
 use super::load::Origin;
 use super::value::Refused;
+use crate::sys::address::hide_secrets;
 use crate::sys::error::Error;
 use crate::sys::span::{self, Place};
 use crate::sys::suggest;
@@ -195,5 +196,6 @@ pub(crate) fn invalid(what: &str, sources: &Sources, mut problems: Vec<Problem>)
     if problems.len() > SHOWN {
         message.push_str("\n  and more, not shown");
     }
-    invalid!("{message}")
+    // The snippets show lines of files that may contain logins.
+    invalid!("{}", hide_secrets(&message))
 }

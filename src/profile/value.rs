@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::structure::shorten;
-use crate::image::fetch::without_login;
 use crate::rocm::target::Target;
+use crate::sys::address::without_login;
 use crate::sys::host::is_variable_name;
 use crate::sys::name::{StepName, is_short_name};
 

@@ -4,6 +4,7 @@
 pub mod error;
 
 pub(crate) mod account;
+pub(crate) mod address;
 pub(crate) mod atomic;
 pub(crate) mod beneath;
 pub(crate) mod builtin;

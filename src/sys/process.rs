@@ -24,6 +24,7 @@ use nix::unistd::Pid;
 
 use crate::sys::account::Person;
 use crate::sys::account::rights::{caller_umask, start_as};
+use crate::sys::address::hide_secrets;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::thread;
@@ -420,7 +421,7 @@ enum End {
     Cancelled,
 }
 
-/// Splits output into lines, also at carriage returns, and keeps the last ones.
+/// Splits output into lines without the secrets in addresses, also at carriage returns, and keeps the last ones.
 struct Lines<'a> {
     partial: Vec<u8>,
     tail: VecDeque<String>,
@@ -449,7 +450,7 @@ impl Lines<'_> {
 
     fn flush(&mut self) {
         let bytes = std::mem::take(&mut self.partial);
-        let line = String::from_utf8_lossy(bytes.trim_ascii_end()).into_owned();
+        let line = hide_secrets(&String::from_utf8_lossy(bytes.trim_ascii_end()));
         if line.is_empty() {
             return;
         }
@@ -476,7 +477,7 @@ mod tests {
     #[test]
     fn stdout_is_returned_and_stderr_comes_as_lines() {
         let mut lines = Vec::new();
-        let out = sh("printf out; printf 'a\\rb\\n' >&2; printf c >&2").output(
+        let out = sh("printf out; printf 'a\\rb\\n' >&2; printf http://c:d@e >&2").output(
             9,
             &AtomicBool::new(false),
             &mut |event| {
@@ -486,7 +487,7 @@ mod tests {
             },
         );
         assert_eq!(out.unwrap(), b"out");
-        assert_eq!(lines, ["a", "b", "c"]);
+        assert_eq!(lines, ["a", "b", "http://***@e"]);
     }
 
     #[test]

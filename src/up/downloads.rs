@@ -17,6 +17,7 @@ use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan};
 use crate::rocm::therock::tarballs;
 use crate::store::{LockedEnv, Store};
+use crate::sys::address::without_login;
 use crate::sys::checksum::{Algorithm, Checksum};
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::signals::Cancel;
@@ -196,7 +197,7 @@ impl Fetching<'_> {
         if self.offline {
             let shown = absent.iter().map(|piece| {
                 let from = piece.urls.first().map(String::as_str).unwrap_or_default();
-                format!("`{}` from `{}`", piece.name, fetch::without_login(from))
+                format!("`{}` from `{}`", piece.name, without_login(from))
             });
             let shown: Vec<String> = shown.collect();
             offline::refuse(&shown)?;

@@ -8,11 +8,11 @@ use fs_err as fs;
 
 use super::request::UpRequest;
 use super::select::Selection;
-use crate::image::fetch::without_login;
 use crate::plan::ids::EnvName;
 use crate::profile::Origin;
 use crate::remote;
 use crate::store::{Store, source};
+use crate::sys::address::without_login;
 use crate::sys::error::Result;
 
 /// Refuses an env that was made from another profile. Returns a note if that profile is in another checkout of the same

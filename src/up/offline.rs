@@ -1,9 +1,9 @@
 //! Owns the check of `up --offline` before it begins: it reports every missing item, not only the first.
 
-use crate::image::fetch::without_login;
 use crate::plan::resolve::{self, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::source::{Git, Repository};
+use crate::sys::address::without_login;
 use crate::sys::error::Result;
 use crate::up::context::Context;
 use crate::up::select::Selection;

@@ -12,13 +12,13 @@ use super::{Build, Cache, Edge, EnvReport, EnvState, Fact, Run, Space, StepRow, 
 use crate::cli::du::class_word;
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
-use crate::image::fetch::without_login;
 use crate::plan::ids::{EnvName, StepKey};
 use crate::plan::record::{Outcome, Record};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::{jobs, ninja_log, samples};
 use crate::store::Store;
 use crate::store::build_logs::{self, BuildLog};
+use crate::sys::address::without_login;
 use crate::sys::error::Result;
 use crate::sys::host::{self, Host};
 use crate::ui::size;

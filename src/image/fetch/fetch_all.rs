@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::StreamExt as _;
 
 use crate::image::fetch::{self, ByteCounter, Download, Size};
+use crate::sys::address::without_login;
 use crate::sys::checksum::Checksum;
 use crate::sys::error::{Error, Kind, Result};
 
@@ -67,7 +68,7 @@ async fn one(
     let mut last = None;
     for url in &piece.urls {
         let url = &mirrored(url, mirrors);
-        let shown = fetch::without_login(url);
+        let shown = without_login(url);
         let wanted = Download {
             name: &shown,
             algorithm: piece.checksum.algorithm,

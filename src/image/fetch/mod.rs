@@ -2,7 +2,6 @@
 //! because disks fail, again before use. A partial download has another name, and the next attempt resumes it. A file
 //! requested by another kind of digest also has a link under that digest.
 
-mod address;
 pub(crate) mod fetch_all;
 
 use std::io::{Read, Write as _};
@@ -12,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::image::certificates::Authorities;
+use crate::sys::address::without_login;
 use crate::sys::atomic::{self, Survives};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
@@ -21,8 +21,6 @@ use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
 use reqwest::{Response, StatusCode};
 use sha2::digest::DynDigest;
-
-pub(crate) use address::without_login;
 
 pub(crate) const POLL: Duration = Duration::from_millis(100);
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
+use crate::sys::address::hide_secrets;
 use crate::sys::host;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +22,8 @@ pub(crate) struct Reference {
 impl Reference {
     /// Parses a reference. The error has a message and an example of the correct form.
     pub(crate) fn parse(text: &str) -> Result<Self, (String, String)> {
-        let wrong = |what: &str, help: &str| Err((format!("`{text}` {what}"), help.to_owned()));
+        let shown = hide_secrets(text);
+        let wrong = |what: &str, help: &str| Err((format!("`{shown}` {what}"), help.to_owned()));
         let (rest, sha256) = match text.split_once('@') {
             Some((rest, digest)) => match sha256(digest) {
                 Some(sha256) => (rest, Some(sha256.to_owned())),
@@ -241,6 +243,8 @@ mod tests {
         ] {
             assert!(Reference::parse(bad).is_err(), "{bad}");
         }
+        let (message, _) = Reference::parse("https://me:x@h.example/a").unwrap_err();
+        assert_eq!(message, format!("`https://****@h.example/a` {NO_DIGEST}"));
     }
 
     #[test]

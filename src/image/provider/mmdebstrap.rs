@@ -8,10 +8,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::image::fetch::without_login;
 use crate::image::recipe::{Distribution, Mmdebstrap};
 use crate::image::tar::unpack::{UnpackOptions, unpack};
 use crate::image::{BuildContext, BuildProgress, WORK, certificates};
+use crate::sys::address::without_login;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;

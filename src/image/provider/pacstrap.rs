@@ -5,9 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::image::fetch::without_login;
 use crate::image::recipe::Pacstrap;
 use crate::image::{BuildContext, BuildProgress, WORK, certificates};
+use crate::sys::address::without_login;
 use crate::sys::error::Result;
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted_path;

@@ -7,8 +7,8 @@
 use std::path::Path;
 
 use super::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
-use crate::image::fetch::without_login;
 use crate::image::oci::{NO_DIGEST, Platform, Reference, sha256};
+use crate::sys::address::without_login;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::Error;
 use crate::sys::suggest;

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use super::steps::words;
 use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile, sums};
-use crate::image::fetch::without_login;
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
+use crate::sys::address::without_login;
 use crate::sys::error::Error;
 use crate::sys::shell::quoted_path;
 

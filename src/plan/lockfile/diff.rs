@@ -6,8 +6,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{Lockfile, steps, sums};
-use crate::image::fetch::without_login;
 use crate::plan::resolve;
+use crate::sys::address::without_login;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]

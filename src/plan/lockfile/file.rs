@@ -14,6 +14,7 @@ use crate::plan::ids::{PathBelow, Sha256Hex};
 use crate::profile::Origin;
 use crate::rocm::target::Target;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
+use crate::sys::address::hide_secrets;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -73,7 +74,7 @@ fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
 pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
     let bad = |cause: &dyn std::fmt::Display| {
         invalid!("`{name}` is not a rockenv lock file")
-            .source(cause.to_string().trim_end().to_owned())
+            .source(hide_secrets(cause.to_string().trim_end()))
             .help("rockenv lock PROFILE --file NEW.lock")
     };
     let table: toml::Table = text.parse().map_err(|error| bad(&error))?;

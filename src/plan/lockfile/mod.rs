@@ -22,13 +22,13 @@ pub(crate) use diff::{LockChange, changes, describe};
 pub(crate) use file::{parse, place, read, read_known, write};
 
 use crate::image::Package;
-use crate::image::fetch::without_login;
 use crate::image::recipe::Pin;
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::Pins;
 use crate::plan::resolve::StepKey;
 use crate::rocm::therock::ArtifactFingerprints;
+use crate::sys::address::without_login;
 use crate::sys::name::StepName;
 
 /// Version of the format. Others are refused.

@@ -5,10 +5,10 @@ use std::path::{Component, Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
-use crate::image::fetch::without_login;
 use crate::profile::references::LONGEST;
 use crate::profile::{SHELL, shorten, value};
 use crate::rocm::target::{self, Target};
+use crate::sys::address::{hide_secrets, without_login};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result};
 use crate::sys::name::StepName;
@@ -101,7 +101,7 @@ fn parse(
 ) -> Result<Hook> {
     let raw: file::File = toml::from_str(text).map_err(|error| {
         invalid!("{shown} is not a valid hook")
-            .source(error.to_string().trim_end().to_owned())
+            .source(hide_secrets(error.to_string().trim_end()))
             .help("rockenv schema hook")
     })?;
     let check = Check {

@@ -381,6 +381,7 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
         ("gc.keep-at-least = 'x'", "gc.keep-at-least", 1),
         ("[gc]\nolder-than = '3w'", "gc.older-than", 2),
         ("[gc.cache.'a.b']\nmax = '1Q'", "gc.cache.a.b.max", 2),
+        ("ccache-remote = 'redis://secret@h'\njobs = 0", "jobs", 2),
     ] {
         let error = read(&[], text).unwrap_err();
         assert_eq!(error.kind().exit_code(), 3);
@@ -393,6 +394,8 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
         ] {
             assert_has!(message, &part);
         }
+        // The lines around the value are shown too.
+        assert!(!message.contains("secret"), "{message}");
     }
 }
 

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::ExportedEntry;
-use crate::image::fetch::without_login;
 use crate::plan::ids::StepKey;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::profile::hook::Hook;
 use crate::store::images::Image;
+use crate::sys::address::without_login;
 use crate::sys::error::Result;
 
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";

@@ -10,8 +10,8 @@ use nix::sys::statfs::{
 
 use crate::engine::BuildUser;
 use crate::image::certificates;
-use crate::image::fetch::without_login;
 use crate::sys::account::{self, Person};
+use crate::sys::address::without_login;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;

@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 pub(crate) use checkout::{Checkout, git_directories, small_file};
 pub(crate) use git::Git;
 
-use crate::image::fetch::without_login;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};
+use crate::sys::address::without_login;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::sys::shell::quoted_path;
 use crate::tree::file;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Git, Repository};
-use crate::image::fetch::without_login;
 use crate::store::Store;
+use crate::sys::address::without_login;
 use crate::sys::error::{Result, ResultExt as _};
 
 impl Repository {
