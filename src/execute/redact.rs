@@ -1,13 +1,16 @@
-//! Owns redacting credentials in a step's output: passwords in URLs that the host passed to it are shown as `***`, on
-//! the screen and in the log.
+//! Owns redacting credentials in a step's output: passwords in URLs that the host passed to it, and values of variables
+//! such as `HF_TOKEN`, are shown as `***`, on the screen and in the log.
 
 use std::borrow::Cow;
 
+use crate::sys::address::is_secret;
 use crate::ui::event::Stream;
 
 const SHOWN: &[u8] = b"***";
 /// Shorter secrets would match by chance in many lines.
 const SHORTEST: usize = 4;
+/// The same for whole values: `CACHE_KEY=main` is no secret.
+const SHORTEST_VALUE: usize = 8;
 
 /// The secrets, and for each stream held-back output that may be the beginning of one.
 #[derive(Debug, Default)]
@@ -17,12 +20,17 @@ pub(crate) struct Redactor {
 }
 
 impl Redactor {
-    /// Hides the credentials in these values.
-    pub(crate) fn of<'a>(values: impl Iterator<Item = &'a str>) -> Self {
-        let mut secrets: Vec<Vec<u8>> = values
-            .flat_map(credentials)
+    /// Hides the credentials in these variables, given by name and value.
+    pub(crate) fn of<'a>(variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut secrets: Vec<Vec<u8>> = variables
+            .flat_map(|(name, value)| {
+                // Programs print a private key line by line.
+                let lines = value.lines().filter(move |_| is_secret(name));
+                let whole = lines.filter(|line| line.len() >= SHORTEST_VALUE);
+                whole.chain(credentials(value))
+            })
+            .flat_map(|secret| [secret.as_bytes().to_vec(), decoded(secret)])
             .filter(|secret| secret.len() >= SHORTEST)
-            .map(|secret| secret.as_bytes().to_vec())
             .collect();
         // Longest first, because a shorter secret may be the beginning of a longer one.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
@@ -77,22 +85,42 @@ impl Redactor {
     }
 }
 
+/// Returns the bytes that a percent-encoded password stands for: some programs print these.
+fn decoded(secret: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = secret.as_bytes();
+    while let [first, after @ ..] = rest {
+        let digits = after.get(..2).filter(|_| *first == b'%');
+        match digits.and_then(|digits| hex::decode(digits).ok()) {
+            Some(byte) => {
+                bytes.extend(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
 /// Returns the password of a URL, `scheme://user:password@host`, for Redis also `redis://password@host`, and the
 /// token of ccache's `|bearer-token=`.
 fn credentials(value: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for word in value.split_whitespace() {
         let mut parts = word.split('|');
-        let url = parts.next().and_then(|url| url.split_once("://"));
-        found.extend(url.and_then(|(scheme, rest)| {
-            let authority = rest.split(['/', '?', '#']).next()?;
-            // A password may contain an unescaped `@`.
-            let (user, _) = authority.rsplit_once('@')?;
-            match user.split_once(':') {
-                Some((_, password)) => Some(password),
-                // ccache takes a single word for the Redis password.
-                None => scheme.starts_with("redis").then_some(user),
-            }
+        let url = parts.next().unwrap_or_default();
+        // A proxy needs no scheme.
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        // A password may contain an unescaped `@`.
+        let user = authority.rsplit_once('@').map(|(user, _)| user);
+        found.extend(user.and_then(|user| match user.split_once(':') {
+            Some((_, password)) => Some(password),
+            // ccache takes a single word for the Redis password.
+            None => scheme.starts_with("redis").then_some(user),
         }));
         found.extend(parts.filter_map(|attribute| attribute.strip_prefix("bearer-token=")));
     }
@@ -102,6 +130,10 @@ fn credentials(value: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of(urls: &[&str]) -> Redactor {
+        Redactor::of(urls.iter().map(|url| ("URL", *url)))
+    }
 
     fn shown(redactor: &mut Redactor, pieces: &[&str]) -> String {
         let mut text = Vec::new();
@@ -122,6 +154,8 @@ mod tests {
             ("http://cache/dir|bearer-token=t0ken", &["t0ken"]),
             ("http://me:one1@a http://me:two2@b/x?@", &["one1", "two2"]),
             ("redis://cache:6379", &[]),
+            ("me:one1@proxy:3128", &["one1"]),
+            ("git@host:a/b", &[]),
             ("http://cache/a:b@c", &[]),
             ("plain", &[]),
         ] {
@@ -133,13 +167,12 @@ mod tests {
     fn what_is_hidden_is_hidden_wherever_it_is_cut() {
         let text = "say hunter22 and hunter2, hunhunter22";
         for cut in 0..text.len() {
-            let mut redactor =
-                Redactor::of(["redis://:hunter22@cache", "http://x:h@y"].into_iter());
+            let mut redactor = of(&["redis://:hunter22@cache", "http://x:h@y"]);
             let (first, second) = text.split_at(cut);
             let shown = shown(&mut redactor, &[first, second]);
             assert_eq!(shown, "say *** and hunter2, hun***");
         }
-        let mut redactor = Redactor::of(["redis://:hunter22@cache"].into_iter());
+        let mut redactor = of(&["redis://:hunter22@cache"]);
         assert_eq!(shown(&mut redactor, &["ends in hunt"]), "ends in hunt");
         // The beginning of a longer secret is not shown, and neither is what follows it.
         let both = ["redis://:hunter22@a", "redis://:hunter22secretlong@a"];
@@ -147,7 +180,7 @@ mod tests {
             let wanted = text.replace("hunter22secretlong", "***");
             let wanted = wanted.replace("hunter22", "***");
             for cut in 0..text.len() {
-                let mut redactor = Redactor::of(both.into_iter());
+                let mut redactor = of(&both);
                 let (first, second) = text.split_at(cut);
                 assert_eq!(shown(&mut redactor, &[first, second]), wanted, "{cut}");
             }
@@ -159,8 +192,25 @@ mod tests {
     }
 
     #[test]
+    fn a_decoded_password_and_the_value_of_a_secret_variable_are_hidden() {
+        let variables = [
+            ("http_proxy", "http://me:p%40ss%zz%4@proxy"),
+            ("HF_TOKEN", "hf_secret"),
+            ("SIGN_KEY", "-----KEY\nMIIEvQIB\n=\n"),
+            ("CACHE_KEY", "main"),
+            ("PLACE", "a_place_to_be"),
+        ];
+        let mut redactor = Redactor::of(variables.into_iter());
+        let text = "p%40ss%zz%4 p@ss%zz%4 hf_secret -----KEY\r\nMIIEvQIB = main a_place_to_be";
+        assert_eq!(
+            shown(&mut redactor, &[text]),
+            "*** *** *** ***\r\n*** = main a_place_to_be"
+        );
+    }
+
+    #[test]
     fn without_secrets_nothing_is_copied() {
-        let mut redactor = Redactor::of(["plain"].into_iter());
+        let mut redactor = of(&["plain"]);
         assert!(matches!(
             redactor.redact(Stream::Stdout, b"text"),
             Cow::Borrowed(b"text")

@@ -224,7 +224,9 @@ impl Execution<'_, '_> {
         let mut log = Log::create(&log_path, self.config.log_max)?;
         let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
         let handed = self.spec.env_from_host.iter();
-        let mut redactor = Redactor::of(handed.filter_map(|name| self.config.host_variable(name)));
+        let mut redactor = Redactor::of(
+            handed.filter_map(|name| Some((name.as_str(), self.config.host_variable(name)?))),
+        );
         let mut sampler = Sampler::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
         let script = match &attempt.step.action {
             Action::Run { script, .. } => script.clone(),

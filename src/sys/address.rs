@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Lower-case suffixes of parameter names whose values are secret.
+/// Lower-case suffixes of names whose values are secret.
 const SECRET: [&str; 9] = [
     "token",
     "secret",
@@ -71,7 +71,8 @@ pub(crate) fn hide_secrets(text: &str) -> String {
     hidden
 }
 
-fn is_secret(name: &str) -> bool {
+/// Returns whether the value of a parameter or variable with this name is secret.
+pub(crate) fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     SECRET.iter().any(|end| name.ends_with(end))
 }
