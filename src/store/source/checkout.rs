@@ -21,6 +21,7 @@ use nix::fcntl::OFlag;
 
 use super::git::{Git, Rights, keeps_modes};
 use super::special_files;
+use crate::sys::account;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::process::{Program, TEMPORARY};
@@ -205,16 +206,18 @@ impl<'a> Checkout<'a> {
 }
 
 /// Returns git's rights for a checkout: its owner's, unless that is root or the build user, or this process is not
-/// root.
+/// root. A build user other than the caller does not get the caller's variables either, which may be secret.
 fn rights(git: &Git<'_>, work: &Path) -> Result<Rights> {
     let found = fs::metadata(work)?;
     let (uid, gid) = (found.uid(), found.gid());
-    Ok(
-        match uid == 0 || uid == git.user.uid || !crate::sys::userns::is_root() {
-            true => git.rights(),
-            false => Rights::Owner(uid, gid),
-        },
-    )
+    if uid != 0 && uid != git.user.uid && crate::sys::userns::is_root() {
+        return Ok(Rights::Owner(uid, gid));
+    }
+    let caller = account::caller().person().map(|person| person.uid);
+    Ok(match git.rights() {
+        Rights::BuildUser(uid, gid) if caller != Some(uid) => Rights::Owner(uid, gid),
+        rights => rights,
+    })
 }
 
 /// Returns a checkout's git directory, and the directory that all work trees of the repository share.

@@ -75,7 +75,7 @@ pub(super) fn keeps_modes(directory: &Path) -> bool {
 pub(super) enum Rights {
     /// Those of this process.
     Own,
-    /// Those of the build user, with the caller's variables: the caller and the build user are the same person.
+    /// Those of the build user, with the caller's variables: of the caller, and for clones, which need proxies.
     BuildUser(u32, u32),
     /// Those of another user, without the caller's variables, and ignoring that user's settings.
     Owner(u32, u32),

@@ -2,6 +2,7 @@
 
 use super::super::tests::{me, repository, run};
 use super::*;
+use crate::engine::BuildUser;
 
 /// Fails unless git reports the same for a [`Checkout`] as for the repository itself.
 #[track_caller]
@@ -314,4 +315,14 @@ fn values_survive_quoting() {
     let checkout = git.open(directory.path()).unwrap();
     let read = checkout.text(&["config", "--null", "diff.srcPrefix"]);
     assert_eq!(read.unwrap(), format!("{value}\0"));
+}
+
+#[test]
+fn a_build_user_who_is_not_the_caller_gets_no_variables_of_the_caller() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (directory, user) = (tempfile::tempdir().unwrap(), BuildUser::new(1234, 1234));
+    let found = rights(&Git::new(&user), directory.path()).unwrap();
+    assert_eq!(found, Rights::Owner(1234, 1234));
 }
