@@ -11,7 +11,7 @@ use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
-use crate::sys::address::without_login;
+use crate::sys::address::{hide_secrets, without_login};
 use crate::sys::error::Error;
 use crate::sys::shell::quoted_path;
 
@@ -68,13 +68,13 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let mut differs = |what: &str, locked: &str, now: &str| {
         if locked != now {
-            found.push(match (locked, now) {
+            found.push(hide_secrets(&match (locked, now) {
                 ("", now) => format!("{what} is not set in the lock file, but is `{now}` here"),
                 (locked, "") => {
                     format!("{what} is `{locked}` in the lock file, but is not set here")
                 }
                 _ => format!("{what} is `{locked}` in the lock file, but `{now}` here"),
-            });
+            }));
         }
     };
     let targets: Vec<&str> = now.targets.iter().map(Target::name).collect();

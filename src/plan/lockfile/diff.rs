@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Lockfile, steps, sums};
 use crate::plan::resolve;
-use crate::sys::address::without_login;
+use crate::sys::address::hide_secrets;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -121,7 +121,14 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
         ])
     };
     let mut found = compare(CHOICE, &chosen(a), &chosen(b));
-    found.extend(compare("parameter", &a.params, &b.params));
+    // A changed password is a change, but is not shown.
+    let hidden = |change: LockChange| LockChange {
+        from: change.from.as_deref().map(hide_secrets),
+        to: change.to.as_deref().map(hide_secrets),
+        ..change
+    };
+    let parameters = compare("parameter", &a.params, &b.params);
+    found.extend(parameters.into_iter().map(hidden));
     let image = |lock: &Lockfile| {
         pairs(&[
             ("name", lock.image.name.clone()),
@@ -153,12 +160,7 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let moved = compare("source from", &places(a), &places(b)).into_iter();
     // Added and removed sources are reported already.
     let moved = moved.filter(|change| change.change == Verb::Changed);
-    // A changed password is a change, but is not shown.
-    found.extend(moved.map(|change| LockChange {
-        from: change.from.as_deref().map(without_login),
-        to: change.to.as_deref().map(without_login),
-        ..change
-    }));
+    found.extend(moved.map(hidden));
     let submodules = |lock: &Lockfile| {
         flat(
             lock.source
@@ -222,9 +224,11 @@ mod tests {
     fn a_password_is_a_change_and_not_shown() {
         let (a, mut b) = (example(), example());
         let source = b.source.get_mut("therock").unwrap();
-        source.git = Some("https://me:secret@example.org/therock".to_owned());
+        let address = "https://me:secret@example.org/therock";
+        source.git = Some(address.to_owned());
+        b.params.insert("from".to_owned(), address.to_owned());
         let found = changes(&a, &b);
-        assert_eq!(found.len(), 1);
+        assert_eq!(found.len(), 2);
         assert!(!format!("{found:?}").contains("secret"), "{found:?}");
     }
 

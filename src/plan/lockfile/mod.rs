@@ -87,6 +87,7 @@ impl Lockfile {
         let fetched = self.fetched.values().filter_map(|file| file.url.as_ref());
         let files = self.files.values().flat_map(BTreeMap::values);
         let all = git.chain(fetched).chain(files.filter_map(CacheFile::url));
+        let all = all.chain(self.params.values());
         // The user name in an SSH URL is no secret.
         let all = all.filter(|url| !url.starts_with("ssh:") && !url.starts_with("git+ssh:"));
         let logins = all.filter_map(|url| {
@@ -442,8 +443,10 @@ kernel = "6.18.0"
         );
         let ninja = lock.fetched.get_mut("ninja").unwrap();
         ninja.url = Some("https://example.org/ninja.zip?token=TOKEN".to_owned());
+        let parameter = "https://TOKEN@example.com".to_owned();
+        lock.params.insert("mirror".to_owned(), parameter);
         let warning = lock.login_warning(place).unwrap();
-        let hosts = "example.net and example.org: ";
+        let hosts = "example.com and example.net and example.org: ";
         assert!(warning.contains(hosts), "{warning}");
     }
 }

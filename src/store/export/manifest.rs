@@ -12,7 +12,7 @@ use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::profile::hook::Hook;
 use crate::store::images::Image;
-use crate::sys::address::without_login;
+use crate::sys::address::{hide_secrets, is_secret, without_login};
 use crate::sys::error::Result;
 
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
@@ -119,7 +119,7 @@ pub(crate) fn manifest(env: &Env<'_>, files: &BTreeMap<String, ExportedEntry>) -
         external["variant"] = json!(variant);
     }
     if let Some((lock, _)) = env.lock {
-        external["params"] = json!(lock.params);
+        external["params"] = json!(published(&lock.params));
         external["machineTargets"] = json!(lock.machine_targets);
     }
     let steps = spec.steps.iter().map(|step| {
@@ -240,6 +240,18 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
     found
 }
 
+/// Returns parameters without secrets.
+fn published(params: &BTreeMap<String, String>) -> BTreeMap<&str, String> {
+    let shown = params.iter().map(|(name, value)| {
+        let value = match is_secret(name) {
+            true => "***".to_owned(),
+            false => hide_secrets(value),
+        };
+        (name.as_str(), value)
+    });
+    shown.collect()
+}
+
 /// Describes a fetched file. A login in its URL must not be published.
 fn fetched(name: &str, sha256: &str, url: Option<&str>) -> Value {
     let mut shown = json!({ "name": name, "digest": { "sha256": sha256 } });
@@ -280,10 +292,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_no_login() {
+    fn addresses_and_parameters_have_no_login() {
         let url = "https://me:TOKEN@example.org/p?token=TOKEN";
         let shown = fetched("fetched/p", "00", Some(url));
         assert_eq!(shown["uri"], "https://example.org/p?token=***");
         assert!(fetched("files/c/f", "00", None).get("uri").is_none());
+        let params = [
+            ("mirror", "https://me:x@h"),
+            ("hf-token", "TOKEN"),
+            ("n", "1"),
+        ];
+        let params = params.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let shown = [
+            ("mirror", "https://****@h"),
+            ("hf-token", "***"),
+            ("n", "1"),
+        ];
+        let shown = shown.map(|(name, value)| (name, value.to_owned()));
+        assert_eq!(published(&params.into()), BTreeMap::from(shown));
     }
 }
