@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::profile::references::{Scope, TextPart, pieces};
 use crate::profile::{Choice, FROM_SOURCE, Problem, Profile, shorten, value};
+use crate::sys::address::hide_secrets;
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 use crate::sys::suggest;
@@ -117,7 +118,7 @@ impl<'a> Chosen<'a> {
             TextPart::Literal(_) | TextPart::Unclosed(_) => None,
         };
         let (name, value) = pieces(text).into_iter().find_map(value)?;
-        Some(format!("{name}={}", shorten(value)))
+        Some(format!("{name}={}", shorten(&hide_secrets(value))))
     }
 
     pub(crate) fn image(&self) -> Result<String> {

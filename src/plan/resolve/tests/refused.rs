@@ -85,6 +85,7 @@ packages = ["${pkg}"]
     for (name, value) in [
         ("url", "ext::sh -c id"),
         ("url", "--upload-pack=id"),
+        ("url", "https://me:secret@example.org/a b"),
         ("rev", "--orphan"),
         ("pkg", "-o=Dpkg::Pre-Invoke::=id"),
         ("pkg", "a b"),
@@ -96,6 +97,7 @@ packages = ["${pkg}"]
         // The profile is not at fault.
         assert_eq!(error.kind(), Kind::Usage, "{name} {value}");
         assert_has!(error.message(), name);
+        assert!(!error.message().contains("secret"), "{}", error.message());
     }
     let params = BTreeMap::from([("rev".to_owned(), "-x".to_owned())]);
     let wrong = inputs!(params);
