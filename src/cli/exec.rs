@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use clap::Args;
 
 use crate::plan::ids::EnvName;
+use crate::sys::address::shown_value;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::is_variable_name;
 use crate::sys::shell::quoted;
@@ -99,10 +100,32 @@ fn without_env(args: &ExecArgs, first: &str) -> String {
     words.extend(args.gpu.iter().map(|gpu| format!("--gpu={}", quoted(gpu))));
     let workdir = args.workdir.iter();
     words.extend(workdir.map(|directory| format!("--workdir {}", quoted(directory))));
-    let variables = args.env.iter();
-    words.extend(variables.map(|variable| format!("--env {}", quoted(variable))));
+    let variables = args.env.iter().filter_map(|text| text.split_once('='));
+    let variables = variables.map(|(name, value)| format!("{name}={}", shown_value(name, value)));
+    words.extend(variables.map(|variable| format!("--env {}", quoted(&variable))));
     words.extend(["--".to_owned(), first.to_owned()]);
     let rest = args.words.iter().chain(&args.command);
     words.extend(rest.map(|word| quoted(&word.to_string_lossy()).into_owned()));
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suggested_command_line_has_no_secret() {
+        let args = ExecArgs {
+            root: false,
+            gpu: None,
+            workdir: None,
+            env: ["HF_TOKEN=secret", "N=1"].map(str::to_owned).to_vec(),
+            apart: false,
+            name: None,
+            words: Vec::new(),
+            command: Vec::new(),
+        };
+        let line = "rockenv exec --env 'HF_TOKEN=***' --env 'N=1' -- make";
+        assert_eq!(without_env(&args, "make"), line);
+    }
 }

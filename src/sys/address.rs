@@ -71,6 +71,14 @@ pub(crate) fn hide_secrets(text: &str) -> String {
     hidden
 }
 
+/// Returns the value of a parameter or variable without secrets.
+pub(crate) fn shown_value(name: &str, value: &str) -> String {
+    match is_secret(name) {
+        true => "***".to_owned(),
+        false => hide_secrets(value),
+    }
+}
+
 /// Returns whether the value of a parameter or variable with this name is secret.
 pub(crate) fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();

@@ -12,7 +12,7 @@ use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::profile::hook::Hook;
 use crate::store::images::Image;
-use crate::sys::address::{hide_secrets, is_secret, without_login};
+use crate::sys::address::{shown_value, without_login};
 use crate::sys::error::Result;
 
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
@@ -242,14 +242,10 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
 
 /// Returns parameters without secrets.
 fn published(params: &BTreeMap<String, String>) -> BTreeMap<&str, String> {
-    let shown = params.iter().map(|(name, value)| {
-        let value = match is_secret(name) {
-            true => "***".to_owned(),
-            false => hide_secrets(value),
-        };
-        (name.as_str(), value)
-    });
-    shown.collect()
+    let params = params.iter();
+    params
+        .map(|(name, value)| (name.as_str(), shown_value(name, value)))
+        .collect()
 }
 
 /// Describes a fetched file. A login in its URL must not be published.
