@@ -165,7 +165,7 @@ fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
         return least(&jobs, asked.max(1), "asked for".to_owned());
     }
     for (step, run) in last_runs(given.past) {
-        if run.cost.usage.oom_kills > 0 && run.outcome != Outcome::Done {
+        if run.outcome != Outcome::Done {
             let why = format!("step `{step}` ran out of memory with {}", run.jobs);
             jobs = least(&jobs, after_out_of_memory(run, memory), why);
         } else if let Some(held) = run.cost.usage.memory_held
@@ -202,8 +202,13 @@ fn least(so_far: &Figure, value: u32, why: String) -> Figure {
     }
 }
 
+/// Returns each step's last run that was whole, or out of memory. A run that failed for another reason, perhaps at once,
+/// says nothing about memory.
 fn last_runs(past: &[Past]) -> BTreeMap<&str, &Past> {
-    past.iter().map(|run| (run.step.as_str(), run)).collect()
+    past.iter()
+        .filter(|run| run.outcome == Outcome::Done || run.cost.usage.oom_kills > 0)
+        .map(|run| (run.step.as_str(), run))
+        .collect()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -344,6 +349,16 @@ mod tests {
             killed.memory = then;
             assert_eq!(after(&killed, None).jobs.value, jobs, "{then}");
         }
+        // A failure of another kind says nothing about memory.
+        let mut failed = run("math", 1, Outcome::Failed);
+        failed.cost.usage.memory_held = Some(48 * GIB);
+        let sizing = sized(&none, None, std::slice::from_ref(&failed));
+        assert_eq!(sizing.jobs.value, 16);
+        killed.memory = 64 * GIB;
+        assert_eq!(
+            jobs_of(&sized(&none, None, &[killed.clone(), failed])),
+            (8, why)
+        );
         let mut done = run("math", 8, Outcome::Done);
         done.cost.usage.memory_held = Some(48 * GIB);
         let sizing = sized(&none, None, &[killed, done]);
