@@ -91,8 +91,8 @@ impl Sizing {
     pub(crate) fn facts(&self, jobs: u32) -> Facts {
         Facts {
             jobs,
-            link_jobs: self.link_jobs.value.min(jobs),
-            tensile_jobs: self.tensile_jobs.value.min(jobs),
+            link_jobs: part(self.link_jobs.value, jobs, self.jobs.value),
+            tensile_jobs: part(self.tensile_jobs.value, jobs, self.jobs.value),
             memory: self.memory,
         }
     }
@@ -133,13 +133,17 @@ pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
             why: size::count(given.cores, "core"),
         },
     };
-    let jobs = jobs(given, &budget, memory);
+    let most = by_profile(given, &budget, memory);
+    let jobs = jobs(given, &most, memory);
     let by = |per: Option<u64>, what: &str| match per.filter(|bytes| *bytes > 0) {
-        Some(per) => least(
-            &jobs,
-            fitting(memory, per),
-            format!("{} at {} a {what}", size::bytes(memory), size::bytes(per)),
-        ),
+        Some(per) => {
+            let mut why = format!("{} at {} a {what}", size::bytes(memory), size::bytes(per));
+            if jobs.value < most.value {
+                why = format!("{why}, for {} of {} jobs", jobs.value, most.value);
+            }
+            let fits = fitting(memory, per).min(most.value);
+            least(&jobs, part(fits, jobs.value, most.value), why)
+        }
         None => Figure {
             value: jobs.value,
             why: "as many as jobs".to_owned(),
@@ -155,15 +159,23 @@ pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
     }
 }
 
-fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
-    let mut jobs = budget.clone();
-    if let Some(per) = given.resources.memory_per_job.filter(|bytes| *bytes > 0) {
-        let why = format!("{} at {} a job", size::bytes(memory), size::bytes(per));
-        jobs = least(&jobs, fitting(memory, per), why);
+/// Returns how many jobs of the size that the profile states fit into `memory`.
+fn by_profile(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
+    match given.resources.memory_per_job.filter(|bytes| *bytes > 0) {
+        Some(per) => {
+            let why = format!("{} at {} a job", size::bytes(memory), size::bytes(per));
+            least(budget, fitting(memory, per), why)
+        }
+        None => budget.clone(),
     }
+}
+
+/// Returns how many of `most` jobs may run, by the command line or by earlier runs.
+fn jobs(given: &SizingInputs<'_>, most: &Figure, memory: u64) -> Figure {
     if let Some(asked) = given.asked {
-        return least(&jobs, asked.max(1), "asked for".to_owned());
+        return least(most, asked.max(1), "asked for".to_owned());
     }
+    let mut jobs = most.clone();
     for (step, run) in last_runs(given.past) {
         if run.outcome != Outcome::Done {
             let why = format!("step `{step}` ran out of memory with {}", run.jobs);
@@ -187,6 +199,13 @@ fn after_out_of_memory(run: &Past, memory: u64) -> u32 {
     }
     let jobs = u128::from(half) * u128::from(memory) / u128::from(run.memory);
     u32::try_from(jobs).unwrap_or(u32::MAX)
+}
+
+/// Returns the part of `count` that `jobs` of `most` jobs may have. Links and processes of TensileLite become fewer with
+/// the jobs: they may be what ran out of memory.
+fn part(count: u32, jobs: u32, most: u32) -> u32 {
+    let part = u64::from(count) * u64::from(jobs) / u64::from(most.max(1));
+    u32::try_from(part).unwrap_or(u32::MAX).max(1)
 }
 
 fn fitting(memory: u64, per: u64) -> u32 {
@@ -349,12 +368,26 @@ mod tests {
             killed.memory = then;
             assert_eq!(after(&killed, None).jobs.value, jobs, "{then}");
         }
+        // Fewer jobs have fewer links: those of the second attempt, of the next `up`, and those that are asked for.
+        let links = Resources {
+            memory_per_link_job: Some(16 * GIB),
+            ..Resources::default()
+        };
+        let retried = sized(&links, None, &[]).facts(8);
+        assert_eq!((retried.jobs, retried.link_jobs), (8, 2));
+        killed.memory = 64 * GIB;
+        let next = sized(&links, None, std::slice::from_ref(&killed));
+        let why_links = "64.0 GiB at 16.0 GiB a link, for 8 of 16 jobs";
+        assert_eq!(
+            (next.link_jobs.value, next.link_jobs.why.as_str()),
+            (2, why_links)
+        );
+        assert_eq!(sized(&links, Some(4), &[]).link_jobs.value, 1);
         // A failure of another kind says nothing about memory.
         let mut failed = run("math", 1, Outcome::Failed);
         failed.cost.usage.memory_held = Some(48 * GIB);
         let sizing = sized(&none, None, std::slice::from_ref(&failed));
         assert_eq!(sizing.jobs.value, 16);
-        killed.memory = 64 * GIB;
         assert_eq!(
             jobs_of(&sized(&none, None, &[killed.clone(), failed])),
             (8, why)
