@@ -19,8 +19,10 @@ use serde::{Deserialize, Serialize};
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Length of an entry's record: slots, need, name.
+/// Length of an entry's record: slots, need, name, jobs that fit into memory.
 const ENTRY: u64 = 64;
+/// Maximum length of the name in it.
+const NAME: usize = 55;
 /// More entries than envs can run at once.
 const ENTRIES: u32 = 4096;
 /// Maximum budget. A FIFO has room for this many tokens even if it gets only one page.
@@ -36,6 +38,7 @@ pub(crate) struct Other {
     pub env: String,
     pub held: u32,
     need: Need,
+    together: u32,
 }
 
 /// Whether an env could use more slots.
@@ -55,6 +58,8 @@ pub(crate) struct SlotClaim {
     file: fs::File,
     slot: u32,
     total: u32,
+    /// See [`Sizing::together`](crate::plan::jobs::Sizing::together).
+    together: u32,
     held: Vec<u32>,
     env: EnvName,
 }
@@ -64,6 +69,7 @@ pub(crate) struct SlotClaim {
 pub(crate) struct Ticket {
     slot: u32,
     total: u32,
+    together: u32,
     held: Vec<u32>,
     env: EnvName,
     /// Maximum number of slots for the env.
@@ -73,8 +79,9 @@ pub(crate) struct Ticket {
 }
 
 impl SlotClaim {
-    /// Takes an entry for `env` in the budget of `total` slots in the store's file `path`.
-    pub(crate) fn open(path: &Path, total: u32, env: &EnvName) -> Result<Self> {
+    /// Takes an entry for `env` in the budget of `total` slots in the store's file `path`. `together` jobs like its own
+    /// fit into the machine's memory.
+    pub(crate) fn open(path: &Path, total: u32, together: u32, env: &EnvName) -> Result<Self> {
         let file = fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -90,6 +97,7 @@ impl SlotClaim {
                     file,
                     slot,
                     total: total.max(1),
+                    together,
                     held: Vec::new(),
                     env: env.clone(),
                 };
@@ -109,6 +117,7 @@ impl SlotClaim {
             file: fs::File::from_parts(file.into(), "jobs"),
             slot: ticket.slot,
             total: ticket.total,
+            together: ticket.together,
             held: ticket.held,
             env: ticket.env,
         }
@@ -116,6 +125,10 @@ impl SlotClaim {
 
     pub(super) fn total(&self) -> u32 {
         self.total
+    }
+
+    pub(super) fn together(&self) -> u32 {
+        self.together
     }
 
     /// Takes another slot, if one is free.
@@ -144,9 +157,9 @@ impl SlotClaim {
         let mut record = [0; ENTRY as usize];
         record[..4].copy_from_slice(&self.count().to_le_bytes());
         record[4] = need as u8;
-        let name = self.env.as_bytes();
-        let length = name.len().min(record.len() - 5);
-        record[5..5 + length].copy_from_slice(&name[..length]);
+        let name = &self.env.as_bytes()[..self.env.len().min(NAME)];
+        record[5..5 + name.len()].copy_from_slice(name);
+        record[5 + NAME..].copy_from_slice(&self.together.to_le_bytes());
         self.file
             .file()
             .write_all_at(&record, u64::from(self.slot) * ENTRY)?;
@@ -169,6 +182,7 @@ impl SlotClaim {
         let ticket = Ticket {
             slot: self.slot,
             total: self.total,
+            together: self.together,
             held: self.held,
             env: self.env,
             cap: cap.max(1),
@@ -185,7 +199,7 @@ fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
     }
     let mut record = [0; ENTRY as usize];
     file.file().read_exact_at(&mut record, slot * ENTRY)?;
-    let [a, b, c, d, need, name @ ..] = record;
+    let [a, b, c, d, need, name @ .., e, f, g, h] = record;
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(Some(Other {
         env: String::from_utf8_lossy(name).into_owned(),
@@ -195,13 +209,18 @@ fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
             1 => Need::Enough,
             _ => Need::More,
         },
+        together: match u32::from_le_bytes([e, f, g, h]) {
+            // A process of an older version does not state it.
+            0 => u32::MAX,
+            jobs => jobs,
+        },
     }))
 }
 
 /// Returns how many slots of the budget in `file` an env has, if it has an entry.
 pub(super) fn held(file: &fs::File, env: &EnvName) -> Result<Option<u32>> {
     // Names are truncated to the size of an entry's record.
-    let end = env.len().min(ENTRY as usize - 5);
+    let end = env.len().min(NAME);
     let mut sum = None;
     for slot in 0..file.metadata()?.len() / ENTRY {
         if let Some(found) = slot_holder(file, slot)?
@@ -252,20 +271,33 @@ pub(super) struct EnvSlots {
     pub(super) base: u32,
     /// Maximum number of slots.
     pub(super) limit: u32,
+    /// Jobs like its own that fit into the machine's memory.
+    pub(super) together: u32,
     /// Unused tokens.
     pub(super) idle: u32,
     pub(super) need: Need,
 }
 
+/// Returns how many jobs of an env, of which `together` fit into the machine's memory, fit beside those of `others`.
+fn room<'a>(together: u32, others: impl Iterator<Item = &'a Other>) -> u32 {
+    const WHOLE: u64 = 1 << 20;
+    let part = |other: &Other| u64::from(other.held) * WHOLE / u64::from(other.together.max(1));
+    let taken: u64 = others.map(part).sum();
+    let room = u64::from(together) * WHOLE.saturating_sub(taken) / WHOLE;
+    u32::try_from(room).unwrap_or(u32::MAX)
+}
+
 /// Returns how many slots an env should have, for a budget of `total`.
 ///
 /// If no other env asks for more, an env takes the free slots and keeps its unused tokens. Otherwise unused tokens go
-/// to the envs that ask, and any env with more than an equal share releases the rest as its jobs end.
+/// to the envs that ask, and any env with more than an equal share releases the rest as its jobs end. A slot is free
+/// only if memory has room for its job.
 pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     let EnvSlots {
         held,
         base,
         limit,
+        together,
         idle,
         need,
     } = mine;
@@ -274,7 +306,8 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
         return limit;
     }
     let taken: u32 = others.iter().map(|other| other.held).sum();
-    let free = total.saturating_sub(held + taken);
+    let fitting = room(together, others.iter()).saturating_sub(held);
+    let free = total.saturating_sub(held + taken).min(fitting);
     let poor = others.iter().filter(|other| other.need == Need::More);
     let Some(poorest) = poor.map(|other| other.held).min() else {
         // No other env asks: a token that stays here is available at once.
@@ -286,6 +319,7 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     let (spare, busy): (Vec<&Other>, Vec<&Other>) =
         others.iter().partition(|other| other.need == Need::None);
     let rest = total.saturating_sub(spare.iter().map(|other| other.held).sum());
+    let rest = rest.min(room(together, spare.into_iter()));
     let share = (rest / (1 + u32::try_from(busy.len()).unwrap_or(u32::MAX - 1))).max(1);
     if held > share && poorest < share {
         return share.max(base);
@@ -305,6 +339,7 @@ mod tests {
             env: "b".into(),
             held,
             need,
+            together: u32::MAX,
         }
     }
 
@@ -313,6 +348,7 @@ mod tests {
             held,
             base: 1,
             limit: 8,
+            together: u32::MAX,
             idle,
             need,
         }
@@ -335,6 +371,34 @@ mod tests {
             b = target(8, mine(b, 0, Need::More), &[other(a, Need::Enough)]);
         }
         assert_eq!((a, b), (4, 4));
+    }
+
+    #[test]
+    fn memory_has_room_for_the_jobs_of_all_envs() {
+        let mine = |held, need| EnvSlots {
+            together: 8,
+            ..mine(held, 0, need)
+        };
+        let large = |held, need| Other {
+            together: 8,
+            ..other(held, need)
+        };
+        let (mut a, mut b) = (8, 1);
+        for _ in 0..20 {
+            let to = target(16, mine(a, Need::Enough), &[large(b, Need::More)]);
+            a = to.max(a - 1);
+            b = target(16, mine(b, Need::More), &[large(a, Need::Enough)]);
+            assert!(a + b <= 8, "{a} {b}");
+        }
+        assert_eq!((a, b), (4, 4));
+        // Jobs of another size, and of an unknown size.
+        for (together, held) in [(2, 4), (u32::MAX, 8)] {
+            let other = Other {
+                together,
+                ..other(1, Need::Enough)
+            };
+            assert_eq!(target(16, mine(1, Need::More), &[other]), held);
+        }
     }
 
     #[test]
@@ -377,8 +441,8 @@ mod tests {
     fn a_slot_is_somebodys_until_its_file_is_closed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("jobs");
-        let mut a = SlotClaim::open(&path, 2, &"a".into()).unwrap();
-        let mut b = SlotClaim::open(&path, 2, &"b".into()).unwrap();
+        let mut a = SlotClaim::open(&path, 2, 7, &"a".into()).unwrap();
+        let mut b = SlotClaim::open(&path, 2, u32::MAX, &"b".into()).unwrap();
         assert!(a.take().unwrap() && a.take().unwrap());
         assert!(!a.take().unwrap() && !b.take().unwrap());
         a.publish(Need::Enough).unwrap();
@@ -387,12 +451,13 @@ mod tests {
             (seen[0].env.as_str(), seen[0].held, seen[0].need),
             ("a", 2, Need::Enough)
         );
+        assert_eq!(seen[0].together, 7);
         a.release().unwrap();
         assert!(b.take().unwrap());
         // The slot stays taken when the claim is passed on. Closing the descriptor frees it, however its process ends.
         let (_, fd) = b.pass(2, PathBuf::new());
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let mut c = SlotClaim::open(&path, 2, &"c".into()).unwrap();
+        let mut c = SlotClaim::open(&path, 2, 1, &"c".into()).unwrap();
         assert!(!c.take().unwrap());
         drop(fd);
         assert_soon!(c.take().unwrap());

@@ -256,6 +256,7 @@ impl Env {
             held: self.claim.count(),
             base: self.base,
             limit,
+            together: self.claim.together(),
             idle,
             need,
         };
@@ -334,7 +335,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (path, fifo) = (directory.path().join("jobs"), directory.path().join("fifo"));
         make_fifo(&fifo).unwrap();
-        let mut claim = SlotClaim::open(&path, 4, &"a".into()).unwrap();
+        let mut claim = SlotClaim::open(&path, 4, u32::MAX, &"a".into()).unwrap();
         assert!(claim.take().unwrap());
         let (ticket, fd) = claim.pass(3, fifo);
         let mut env = Env::open(ticket, fd, Cgroup::default(), None).unwrap();
@@ -352,7 +353,7 @@ mod tests {
         env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
         // Another env asks for slots: it gets the unused ones.
-        let b = SlotClaim::open(&path, 4, &"b".into()).unwrap();
+        let b = SlotClaim::open(&path, 4, u32::MAX, &"b".into()).unwrap();
         b.publish(Need::More).unwrap();
         env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));

@@ -148,7 +148,7 @@ impl Execution<'_, '_> {
     fn wait_for_slot(&self, step: &Step) -> Result<SlotWait> {
         wait_for_slot::wait_for_slot(
             &self.store.jobs_file(),
-            self.sizing.budget.value,
+            self.sizing,
             self.env.name(),
             self.signals,
             &mut |waits| {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::engine::job_slots::SlotClaim;
 use crate::plan::ids::EnvName;
+use crate::plan::jobs::Sizing;
 use crate::sys::error::Result;
 use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
@@ -22,15 +23,16 @@ pub(super) enum SlotWait {
     Interrupted(i32),
 }
 
-/// Waits for one of the `total` jobs of the budget in `path`; `say` is called once with the current holders.
+/// Waits for one of the jobs of the budget in `path`; `say` is called once with the current holders.
 pub(super) fn wait_for_slot(
     path: &Path,
-    total: u32,
+    sizing: &Sizing,
     env: &EnvName,
     signals: &Signals,
     say: &mut dyn FnMut(String),
 ) -> Result<SlotWait> {
-    let mut claim = SlotClaim::open(path, total, env)?;
+    let total = sizing.budget.value;
+    let mut claim = SlotClaim::open(path, total, sizing.together, env)?;
     let mut told = false;
     while !claim.take()? {
         if !told {

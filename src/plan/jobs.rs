@@ -82,6 +82,10 @@ pub(crate) struct Sizing {
     pub tensile_jobs: Figure,
     /// Memory limit of the env, in bytes.
     pub memory_max: Option<Figure<u64>>,
+    /// Jobs like this env's that the machine's memory has room for, in all envs together; `u32::MAX` if nothing tells
+    /// their size.
+    #[serde(skip)]
+    pub together: u32,
     #[serde(skip)]
     memory: u64,
 }
@@ -134,6 +138,14 @@ pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
         },
     };
     let most = by_profile(given, &budget, memory);
+    let any = Figure {
+        value: u32::MAX,
+        why: String::new(),
+    };
+    let mut together = by_profile(given, &any, given.memory);
+    if given.asked.is_none() {
+        together = jobs(given, &together, given.memory);
+    }
     let jobs = jobs(given, &most, memory);
     let by = |per: Option<u64>, what: &str| match per.filter(|bytes| *bytes > 0) {
         Some(per) => {
@@ -155,6 +167,7 @@ pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
         jobs,
         budget,
         memory_max,
+        together: together.value,
         memory,
     }
 }
@@ -309,6 +322,7 @@ mod tests {
         let plain = sized(&none, None, &[]);
         assert_eq!(jobs_of(&plain), (16, "16 cores"));
         assert_eq!((plain.link_jobs.value, plain.memory_max), (16, None));
+        assert_eq!(plain.together, u32::MAX);
         assert_eq!(sized(&none, Some(3), &[]).jobs.value, 3);
         assert_eq!(sized(&none, Some(99), &[]).jobs.value, 16);
         let large = Resources {
@@ -327,6 +341,9 @@ mod tests {
         };
         let sizing = sized(&some, None, &[]);
         assert_eq!(jobs_of(&sizing), (4, "32.0 GiB at 8.0 GiB a job"));
+        // The machine has room for another such env.
+        assert_eq!(sizing.together, 8);
+        assert_eq!(sized(&some, Some(1), &[]).together, 8);
         assert_eq!((sizing.link_jobs.value, sizing.tensile_jobs.value), (1, 4));
         assert_eq!(sizing.memory_max.as_ref().unwrap().why, "50 % of 64.0 GiB");
         assert_eq!(
@@ -361,7 +378,7 @@ mod tests {
         let after = |run: &Past, asked| sized(&none, asked, std::slice::from_ref(run));
         let sizing = after(&killed, None);
         let why = "step `math` ran out of memory with 16";
-        assert_eq!(jobs_of(&sizing), (8, why));
+        assert_eq!((jobs_of(&sizing), sizing.together), ((8, why), 8));
         assert_eq!(after(&killed, Some(16)).jobs.value, 16);
         // 64 GiB now: as much as then, unknown, more, and so much more that the earlier run says nothing.
         for (then, jobs) in [(64 * GIB, 8), (0, 8), (48 * GIB, 10), (GIB, 16)] {

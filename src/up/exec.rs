@@ -323,7 +323,8 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
     let stays = devices.is_empty() && !job.failed && !job.apart;
     // A user must not wait for job slots: the first is always granted, and more only if they are free.
     let sizing = cx.sizing(&spec, host);
-    let claim = SlotClaim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
+    let (file, together) = (store.jobs_file(), sizing.together);
+    let claim = SlotClaim::open(&file, sizing.budget.value, together, &job.env)?;
     let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
     let hold = Hold {
         container,
