@@ -15,6 +15,11 @@ use nix::unistd::{Gid, Pid, Uid};
 use super::wire::{Command, Reply};
 use crate::sys::sockets::SocketRules;
 
+/// If the machine has no memory left, the kernel kills a process with a high score. systemd gives up to 200 to the programs
+/// of a desktop session, and 0 to those of root.
+const OOM_SCORE: i32 = 500;
+const OOM_FILE: &str = "/proc/self/oom_score_adj";
+
 /// Starts a command, or reports the failure as shells do.
 pub(super) fn start(
     command: &Command,
@@ -103,7 +108,11 @@ fn become_user(
         true => Some(SocketRules::new().map_err(std::io::Error::other)?),
         false => None,
     };
-    // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
+    let own = fs_err::read_to_string(OOM_FILE).unwrap_or_default();
+    let own = own.trim().parse().unwrap_or(OOM_SCORE);
+    let oom_score = own.max(OOM_SCORE).to_string();
+    // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork. It
+    // allocates nothing but for an error.
     unsafe {
         process.pre_exec(move || {
             // The child would inherit the agent's signal mask.
@@ -116,6 +125,7 @@ fn become_user(
             // A crash leaves no core file in a source unless the command asks for one.
             let (_, most) = getrlimit(Resource::RLIMIT_CORE)?;
             setrlimit(Resource::RLIMIT_CORE, 0, most)?;
+            drop(fs_err::write(OOM_FILE, &oom_score));
             if let Some(groups) = &groups {
                 nix::unistd::setgroups(groups)?;
             }
@@ -156,10 +166,10 @@ mod tests {
     use crate::engine::wire::Word;
 
     #[test]
-    fn a_command_makes_core_files_only_if_it_asks_for_them() {
+    fn a_command_makes_core_files_only_if_it_asks_for_them_and_is_killed_first() {
         let (soft, hard) = getrlimit(Resource::RLIMIT_CORE).unwrap();
         setrlimit(Resource::RLIMIT_CORE, hard, hard).unwrap();
-        let script = "ulimit -c && ulimit -c \"$(ulimit -H -c)\" && echo raised";
+        let script = "ulimit -c && ulimit -c \"$(ulimit -H -c)\" && cat /proc/self/oom_score_adj";
         let words = ["/bin/sh", "-c", script].map(|word| Word::Text(word.to_owned()));
         let command = Command {
             argv: words.to_vec(),
@@ -180,6 +190,7 @@ mod tests {
         let mut text = String::new();
         output.rewind().unwrap();
         output.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "0\nraised\n");
+        let score = text.strip_prefix("0\n").unwrap().trim_end();
+        assert!(score.parse::<i32>().unwrap() >= OOM_SCORE, "{text}");
     }
 }
