@@ -35,8 +35,8 @@ pub(crate) struct Figures {
     pub cpu_us: Option<u64>,
     /// Peak memory, in bytes, including page cache.
     pub memory_peak: Option<u64>,
-    /// Processes that the kernel killed because memory ran out.
-    pub oom_kills: u64,
+    /// Processes that the kernel killed because memory ran out; `None` if no hierarchy counts them.
+    pub oom_kills: Option<u64>,
 }
 
 /// The cgroup v1 hierarchies used for limits and figures.
@@ -323,8 +323,7 @@ impl Cgroup {
                 .or_else(|| Some(number("cpuacct.usage")? / 1000)),
             memory_peak: number("memory.peak").or_else(|| number("memory.max_usage_in_bytes")),
             oom_kills: field("memory.events", "oom_kill ")
-                .or_else(|| field("memory.oom_control", "oom_kill "))
-                .unwrap_or(0),
+                .or_else(|| field("memory.oom_control", "oom_kill ")),
         }
     }
 

@@ -117,6 +117,8 @@ impl Ran {
             let peak = usage
                 .memory()
                 .filter(|peak| limit.is_none_or(|limit| *peak >= limit / 2));
+            // A limit is enforced only where memory is counted.
+            let limit = limit.filter(|_| usage.memory().is_some());
             let limit = reached(limit, usage.memory_peak);
             let peak = peak.map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
             let end = match (retry, jobs) {

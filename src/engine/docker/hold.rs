@@ -21,8 +21,8 @@ use crate::engine::wire::ToAgent;
 use crate::engine::{Bind, Container, Usage};
 use crate::rocm::gpu::probe::AccessLayer;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::sys::frames;
 use crate::sys::readable::readable;
+use crate::sys::{frames, host};
 use crate::tree::{mounts, remove_tree};
 use crate::ui::text;
 
@@ -98,6 +98,7 @@ pub(in crate::engine) fn hold(
     drop(connections.listener);
     let mut figures = Figures::default();
     let cgroup = state.cgroup.clone();
+    let before = cgroup.figures().oom_kills.is_none().then(host::oom_kills);
     let ready = supervise(
         agent,
         connections.signals,
@@ -126,14 +127,15 @@ pub(in crate::engine) fn hold(
         )
         .help("rockenv doctor"));
     }
-    let killed = ended.is_some_and(|state| state.oom_killed);
+    let killed = u64::from(ended.is_some_and(|state| state.oom_killed));
+    let since = before.map(|before| host::oom_kills().saturating_sub(before));
     Ok(Usage {
         cpu_us: figures.cpu_us.unwrap_or(0),
         memory_peak: figures.memory_peak,
         memory_held,
         read_bytes: 0,
         written_bytes: 0,
-        oom_kills: figures.oom_kills.max(u64::from(killed)),
+        oom_kills: figures.oom_kills.or(since).unwrap_or(0).max(killed),
     })
 }
 

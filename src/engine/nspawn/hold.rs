@@ -22,8 +22,8 @@ use crate::engine::wire::ToAgent;
 use crate::engine::{Bind, Root, Usage, open_files};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::sys::frames;
 use crate::sys::sockets::SocketRules;
+use crate::sys::{frames, host};
 use crate::tree::{mounts, overlay};
 
 /// Mounts the container's tree and volumes, runs it and waits until it has ended; returns its usage.
@@ -177,6 +177,7 @@ fn run_engine(
     drop(connections.listener);
     let mut ended = |_| Ok(child.try_wait()?.is_some());
     let mut before = Figures::default();
+    let killed = host::oom_kills();
     let cgroup = state.cgroup.clone();
     let outcome = supervise(
         ours,
@@ -200,6 +201,7 @@ fn run_engine(
         memory_peak: last.memory_peak.or(before.memory_peak),
         oom_kills: last.oom_kills.max(before.oom_kills),
     };
+    let killed = host::oom_kills().saturating_sub(killed);
     end(&mut child, &cgroup)?;
     let memory_held = jobs.finish();
     let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
@@ -217,7 +219,7 @@ fn run_engine(
             memory_held,
             read_bytes: blocks(own.block_reads()),
             written_bytes: blocks(own.block_writes()),
-            oom_kills: figures.oom_kills,
+            oom_kills: figures.oom_kills.unwrap_or(killed),
         }),
         Ok(false) => Err(engine_error(&mut noise)),
         Err(error) => Err(error),
