@@ -240,7 +240,8 @@ impl Env {
             let mut groups = self.cgroup.around();
             let own = used.zip(self.memory_max);
             groups.extend(own.map(|(used, limit)| Limited { used, limit }));
-            let level = pressure::level(&crate::sys::host::memory_now(), &groups);
+            let stalled = self.cgroup.stalled("some ", "avg10=");
+            let level = pressure::level(&crate::sys::host::memory_now(), stalled, &groups);
             self.throttle
                 .observe(level, self.claim.count() - idle.min(granted));
         }

@@ -21,13 +21,12 @@ impl Cgroup {
         directories.find_map(|(_, directory)| anonymous(directory))
     }
 
-    /// Returns the share of the last five minutes, in percent, in which all of its processes waited for memory, if the
-    /// kernel counts that.
-    pub(crate) fn stalled(&self) -> Option<f64> {
+    /// Returns a field of its pressure stall information for memory: a share of time, in percent.
+    pub(crate) fn stalled(&self, line: &str, field: &str) -> Option<f64> {
         let mut directories = self.directories.iter();
         directories.find_map(|(_, directory)| {
             let text = fs::read_to_string(directory.join("memory.pressure")).ok()?;
-            host::stalled(&text, "full ", "avg300=")
+            host::stalled(&text, line, field)
         })
     }
 

@@ -15,19 +15,23 @@ pub(super) enum Level {
     High,
 }
 
-/// Judges the machine, and the control groups around the env that have a limit.
-pub(super) fn level(machine: &MemoryNow, groups: &[Limited]) -> Level {
+/// Judges the machine, and the control groups around the env that have a limit. `stalled` is the share of time, in
+/// percent, in which the env itself waited for memory, if the kernel counts that.
+pub(super) fn level(machine: &MemoryNow, stalled: Option<f64>, groups: &[Limited]) -> Level {
     let above = |value: f64, fair: f64, high: f64| match value {
         value if value >= high => Level::High,
         value if value >= fair => Level::Fair,
         _ => Level::Calm,
     };
-    let stalled = machine
-        .stalled
-        .map_or(Level::Calm, |share| above(share, 5.0, 15.0));
     let share = |part: u64, whole: u64| part as f64 * 100.0 / whole.max(1) as f64;
     let taken = machine.total.saturating_sub(machine.available);
-    let machine = above(share(taken, machine.total), 90.0, 95.0);
+    let taken = share(taken, machine.total);
+    // While most of the machine's memory is free, it may be another program that waits, at a limit of its own.
+    let own = stalled.filter(|_| taken < 50.0).unwrap_or(100.0);
+    let stalled = machine
+        .stalled
+        .map_or(Level::Calm, |share| above(share.min(own), 5.0, 15.0));
+    let machine = above(taken, 90.0, 95.0);
     let groups = groups.iter();
     let fullest = groups.map(|group| above(share(group.used, group.limit), 80.0, 90.0));
     let fullest = fullest.max().unwrap_or(Level::Calm);
@@ -79,6 +83,10 @@ mod tests {
         }
     }
 
+    fn level(machine: &MemoryNow, groups: &[Limited]) -> Level {
+        super::level(machine, None, groups)
+    }
+
     #[test]
     fn the_worst_of_machine_stalls_and_limits_counts() {
         assert_eq!(level(&machine(32 * GIB, None), &[]), Level::Calm);
@@ -90,6 +98,16 @@ mod tests {
             used: used * GIB,
             limit: 16 * GIB,
         };
+        let stalled = machine(60 * GIB, Some(99.0));
+        for (own, expected) in [
+            (None, Level::High),
+            (Some(20.0), Level::High),
+            (Some(1.0), Level::Calm),
+        ] {
+            assert_eq!(super::level(&stalled, own, &[]), expected, "{own:?}");
+        }
+        let full = machine(20 * GIB, Some(99.0));
+        assert_eq!(super::level(&full, Some(1.0), &[]), Level::High);
         assert_eq!(level(&calm, &[of_16(15)]), Level::High);
         assert_eq!(level(&calm, &[of_16(8)]), Level::Calm);
         assert_eq!(level(&calm, &[of_16(8), of_16(13)]), Level::Fair);

@@ -91,7 +91,8 @@ impl Sampler {
     /// and its peak in bytes, including page cache.
     pub(crate) fn starved(&mut self) -> Option<(f64, Option<u64>)> {
         let cgroup = self.cgroup.as_ref().filter(|_| !self.is_told)?;
-        let share = cgroup.stalled().filter(|share| *share >= STARVED)?;
+        let share = cgroup.stalled("full ", "avg300=");
+        let share = share.filter(|share| *share >= STARVED)?;
         self.is_told = true;
         Some((share, cgroup.figures().memory_peak))
     }
