@@ -194,6 +194,24 @@ impl event::Cost {
     }
 }
 
+/// Returns whether a compiler or linker says that memory ran out, or that a signal ended it: earlyoom and the like kill
+/// processes without the kernel.
+pub(super) fn lacked_memory(lines: &[String]) -> bool {
+    // Of gcc, collect2, clang, gcc's two allocators, and LLVM.
+    let marks = [
+        "Killed signal terminated program ",
+        "Terminated signal terminated program ",
+        " terminated with signal 9 [Killed]",
+        "unable to execute command: Killed",
+        "out of memory allocating ",
+        "virtual memory exhausted",
+        "LLVM ERROR: out of memory",
+    ];
+    lines
+        .iter()
+        .any(|line| marks.iter().any(|mark| line.contains(mark)))
+}
+
 /// Returns the warning for a step whose processes waited for memory for `share` percent of the last five minutes.
 /// `limit` and `peak` are in bytes.
 pub(super) fn starved(step: &str, share: f64, limit: Option<u64>, peak: Option<u64>) -> String {
@@ -236,6 +254,38 @@ mod tests {
         };
         assert_eq!(cost(Engine::Nspawn, 2000), (Some(2), Some(0), Some(0)));
         assert_eq!(cost(Engine::Podman, 0), (None, None, None));
+    }
+
+    #[test]
+    fn compilers_tell_that_memory_ran_out() {
+        for (line, told) in [
+            (
+                "c++: fatal error: Killed signal terminated program cc1plus",
+                true,
+            ),
+            (
+                "c++: fatal error: Terminated signal terminated program cc1plus",
+                true,
+            ),
+            (
+                "collect2: fatal error: ld terminated with signal 9 [Killed]",
+                true,
+            ),
+            ("clang++: error: unable to execute command: Killed", true),
+            (
+                "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes",
+                true,
+            ),
+            ("LLVM ERROR: out of memory", true),
+            ("ninja: build stopped: subcommand failed.", false),
+            (
+                "Segmentation fault signal terminated program cc1plus",
+                false,
+            ),
+            ("HIP out of memory", false),
+        ] {
+            assert_eq!(lacked_memory(&[line.to_owned()]), told, "{line}");
+        }
     }
 
     #[test]

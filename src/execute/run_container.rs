@@ -116,6 +116,10 @@ impl Execution<'_, '_> {
         }
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(most_memory);
+        let tail = output.tail().why();
+        if matches!(ending, Ending::Exited { code: 1.., .. }) && outcome::lacked_memory(&tail) {
+            usage.oom_kills = usage.oom_kills.max(1);
+        }
         let written = match (self.tree_growth(&attempt.tree, attempt.parent), &ending) {
             // The engine may be gone too.
             (Err(_), Ending::Lost) => 0,
@@ -140,7 +144,7 @@ impl Execution<'_, '_> {
             },
             frozen: u64::try_from(frozen).unwrap_or(0),
             full: guard.filled(output.tail().last()),
-            tail: output.tail().why(),
+            tail,
             log: attempt.log.clone(),
         })
     }

@@ -359,7 +359,7 @@ pub struct Usage {
     pub read_bytes: u64,
     /// Bytes written towards block devices; 0 with Docker and Podman.
     pub written_bytes: u64,
-    /// Processes killed because memory ran out.
+    /// Processes killed because memory ran out; at least 1 if a compiler or linker said that it did.
     pub oom_kills: u64,
 }
 
