@@ -15,8 +15,8 @@ use nix::unistd::{Gid, Pid, Uid};
 use super::wire::{Command, Reply};
 use crate::sys::sockets::SocketRules;
 
-/// If the machine has no memory left, the kernel kills a process with a high score. systemd gives up to 200 to the programs
-/// of a desktop session, and 0 to those of root.
+/// If the machine has no memory left, the kernel kills a process with a high score. systemd gives up to 200 to the
+/// programs of a desktop session, and 0 to those of root.
 const OOM_SCORE: i32 = 500;
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
 

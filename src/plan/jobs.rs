@@ -190,10 +190,13 @@ fn jobs(given: &SizingInputs<'_>, most: &Figure, memory: u64) -> Figure {
     }
     let mut jobs = most.clone();
     for (step, run) in last_runs(given.past) {
-        if run.outcome != Outcome::Done {
-            let why = format!("step `{step}` ran out of memory with {}", run.jobs);
-            jobs = least(&jobs, after_out_of_memory(run, memory), why);
-        } else if let Some(held) = run.cost.usage.memory_held
+        if let Some(killed) = run.killed {
+            let why = format!("step `{step}` ran out of memory with {}", killed.jobs);
+            let fine = run.done.map_or(0, |done| done.jobs);
+            jobs = least(&jobs, after_out_of_memory(killed, fine, memory), why);
+        }
+        if let Some(run) = run.done
+            && let Some(held) = run.cost.usage.memory_held
             && held > 0
         {
             let per = held / u64::from(run.jobs.max(1));
@@ -204,18 +207,19 @@ fn jobs(given: &SizingInputs<'_>, most: &Figure, memory: u64) -> Figure {
     jobs
 }
 
-/// Returns half the jobs of a run that ran out of memory, scaled by the growth in memory since.
-fn after_out_of_memory(run: &Past, memory: u64) -> u32 {
-    let half = (run.jobs / 2).max(1);
+/// Returns half the jobs of a run that ran out of memory, or the middle between them and the `fine` jobs of a later run
+/// that did not, scaled by the growth in memory since.
+fn after_out_of_memory(run: &Past, fine: u32, memory: u64) -> u32 {
+    let fewer = fine.midpoint(run.jobs).max(1);
     if !(1..memory).contains(&run.memory) {
-        return half;
+        return fewer;
     }
-    let jobs = u128::from(half) * u128::from(memory) / u128::from(run.memory);
+    let jobs = u128::from(fewer) * u128::from(memory) / u128::from(run.memory);
     u32::try_from(jobs).unwrap_or(u32::MAX)
 }
 
-/// Returns the part of `count` that `jobs` of `most` jobs may have. Links and processes of TensileLite become fewer with
-/// the jobs: they may be what ran out of memory.
+/// Returns the part of `count` that `jobs` of `most` jobs may have. Links and processes of TensileLite become fewer
+/// with the jobs: they may be what ran out of memory.
 fn part(count: u32, jobs: u32, most: u32) -> u32 {
     let part = u64::from(count) * u64::from(jobs) / u64::from(most.max(1));
     u32::try_from(part).unwrap_or(u32::MAX).max(1)
@@ -234,13 +238,28 @@ fn least(so_far: &Figure, value: u32, why: String) -> Figure {
     }
 }
 
-/// Returns each step's last run that was whole, or out of memory. A run that failed for another reason, perhaps at once,
-/// says nothing about memory.
-fn last_runs(past: &[Past]) -> BTreeMap<&str, &Past> {
-    past.iter()
-        .filter(|run| run.outcome == Outcome::Done || run.cost.usage.oom_kills > 0)
-        .map(|run| (run.step.as_str(), run))
-        .collect()
+/// The last runs of a step that tell how much memory it needs.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastRuns<'a> {
+    /// The last that ran out of memory, unless one with as many jobs has succeeded since.
+    killed: Option<&'a Past>,
+    /// The last that has succeeded since. It may have built only a little.
+    done: Option<&'a Past>,
+}
+
+/// Returns the last runs of each step. A run that failed for another reason, perhaps at once, says nothing about memory.
+fn last_runs(past: &[Past]) -> BTreeMap<&str, LastRuns<'_>> {
+    let mut last: BTreeMap<&str, LastRuns<'_>> = BTreeMap::new();
+    for run in past {
+        let known = last.entry(run.step.as_str()).or_default();
+        if run.outcome == Outcome::Done {
+            known.done = Some(run);
+            known.killed = known.killed.filter(|killed| killed.jobs > run.jobs);
+        } else if run.cost.usage.oom_kills > 0 {
+            (known.killed, known.done) = (Some(run), None);
+        }
+    }
+    last
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -411,9 +430,15 @@ mod tests {
         );
         let mut done = run("math", 8, Outcome::Done);
         done.cost.usage.memory_held = Some(48 * GIB);
-        let sizing = sized(&none, None, &[killed, done]);
-        let why = "step `math` used 6.0 GiB a job last time";
-        assert_eq!(jobs_of(&sizing), (10, why));
+        let sizing = sized(&none, None, &[killed.clone(), done.clone()]);
+        let why_used = "step `math` used 6.0 GiB a job last time";
+        assert_eq!(jobs_of(&sizing), (10, why_used));
+        // The second attempt built only the rest.
+        done.cost.usage.memory_held = Some(GIB);
+        let after = |done: &Past| sized(&none, None, &[killed.clone(), done.clone()]);
+        assert_eq!(jobs_of(&after(&done)), (12, why));
+        done.jobs = 16;
+        assert_eq!(after(&done).jobs.value, 16);
     }
 
     #[test]
