@@ -112,7 +112,7 @@ impl Ran {
     ) -> (Kind, String) {
         let name = &step.name;
         let usage = &self.cost.usage;
-        if usage.oom_kills > 0 {
+        if usage.oom_kills > 0 && self.ending != Ending::Stopped {
             // Samples may have missed the peak.
             let peak = usage
                 .memory()
@@ -149,7 +149,7 @@ impl Ran {
             } => format!("step `{name}` was killed by signal {signal}"),
             Ending::Exited { code, .. } => format!("step `{name}` failed with exit code {code}"),
             Ending::Interrupted(_) => format!("step `{name}` was interrupted"),
-            Ending::Lost => {
+            Ending::Stopped | Ending::Lost => {
                 let message =
                     format!("the container of step `{name}` was stopped by another process");
                 return (Kind::Unavailable, message);

@@ -108,7 +108,7 @@ impl Execution<'_, '_> {
         container::clean(self.store, &self.env.run_dir())?;
         let most_memory = seen.most_memory;
         let (mut ending, mut usage) = how_it_ended(step, seen)?;
-        if matches!(ending, Ending::Lost)
+        if matches!(ending, Ending::Stopped | Ending::Lost)
             && let Some(signal) = self.signals.pending()?
         {
             // The same Ctrl-C ended the container.
@@ -122,7 +122,7 @@ impl Execution<'_, '_> {
         }
         let written = match (self.tree_growth(&attempt.tree, attempt.parent), &ending) {
             // The engine may be gone too.
-            (Err(_), Ending::Lost) => 0,
+            (Err(_), Ending::Stopped | Ending::Lost) => 0,
             (written, _) => written?,
         };
         let grown = written + self.volume_bytes(step)? - before;
@@ -302,7 +302,9 @@ struct Observed {
 fn how_it_ended(step: &Step, seen: Observed) -> Result<(Ending, Usage)> {
     match (seen.ending, seen.end) {
         // The holder may be gone too, or the service may contradict itself. Neither changes the step's outcome.
-        (Ok(Ending::Lost), Err(_)) if seen.ready => Ok((Ending::Lost, Usage::default())),
+        (Ok(ending @ (Ending::Stopped | Ending::Lost)), Err(_)) if seen.ready => {
+            Ok((ending, Usage::default()))
+        }
         // The first error is the cause; the second is its consequence.
         (Err(error), _) | (Ok(_), Err(error)) => {
             Err(error).context(|| format!("cannot run step `{}`", step.name))

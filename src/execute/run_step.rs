@@ -141,7 +141,7 @@ impl Execution<'_, '_> {
                     }
                 }
             }
-            Ending::Exited { .. } | Ending::TimedOut | Ending::Lost => {
+            Ending::Exited { .. } | Ending::TimedOut | Ending::Stopped | Ending::Lost => {
                 self.explain(&attempt, &ran, None)
             }
         };
@@ -251,7 +251,7 @@ impl Execution<'_, '_> {
             log: ran.log.clone(),
             code: match ran.ending {
                 Ending::Exited { code, .. } => Some(code),
-                Ending::TimedOut | Ending::Interrupted(_) | Ending::Lost => None,
+                Ending::TimedOut | Ending::Interrupted(_) | Ending::Stopped | Ending::Lost => None,
             },
             shown: None,
         };

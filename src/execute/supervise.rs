@@ -40,6 +40,8 @@ pub(crate) enum Ending {
     },
     TimedOut,
     Interrupted(i32),
+    /// Another process stopped its container.
+    Stopped,
     /// Its container disappeared.
     Lost,
 }
@@ -252,8 +254,8 @@ impl Supervision<'_, '_> {
             // Another process stopped the container, however the command reacted to SIGTERM.
             Some(Reply::Exited {
                 then: Then::Ends, ..
-            })
-            | None => Some(stopped.unwrap_or(Ending::Lost)),
+            }) => Some(stopped.unwrap_or(Ending::Stopped)),
+            None => Some(stopped.unwrap_or(Ending::Lost)),
             Some(Reply::Exited { code, signal, .. }) => {
                 Some(stopped.unwrap_or(Ending::Exited { code, signal }))
             }

@@ -73,7 +73,7 @@ impl Execution<'_, '_> {
                 "the script of hook `{}` was interrupted",
                 hook.name
             )),
-            Ending::Lost => Err(unavailable!(
+            Ending::Stopped | Ending::Lost => Err(unavailable!(
                 "the container of the script of hook `{}` was stopped by another process",
                 hook.name
             )),

@@ -9,7 +9,7 @@ use nix::mount::{MsFlags, mount};
 use super::logs::{OUT, release};
 use crate::support::env::{TestStore, patience};
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::run::{HANGS, processes_called, wait_until};
+use crate::support::run::{HANGS, processes_called, wait_for_process, wait_until};
 
 #[test]
 fn a_step_that_takes_too_much_memory_is_named() {
@@ -42,6 +42,13 @@ fn a_step_that_takes_too_much_memory_is_named() {
     store
         .up_with(cut)
         .says(&["a process of step `hog` was killed for lack of memory, but the step succeeded"]);
+    // Such a step does not start again after `down`.
+    let sleeper = store.sleeper();
+    store.profile(&cut.replace("cat", &format!("cat; {sleeper}")));
+    let up = store.start(&["up", store.env(), "--jobs", "2"]);
+    wait_for_process(&sleeper);
+    store.rockenv(&["down", store.env()]).ok();
+    up.wait().exits(4).says(&["was stopped by another process"]);
     store.profile("resources = { memory-max = '256M' }\n[[step]]\nname = 'hog'\nrun = 'head -c 100M /dev/zero > /dev/shm/x'\n");
     store.up();
     let ran = store.rockenv(&["status", "--json", store.env()]);
