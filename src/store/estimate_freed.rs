@@ -48,19 +48,23 @@ impl Store {
                 Some(parent) => self.layer_dir(parent),
                 None => self.image_dir(&item.layer.image_key),
             };
+            // A recorded figure is the tree's: it lacks the copies of results.
+            let results = self.results_bytes(id);
             if let Some(kept) = &item.layer.kept {
-                // Recorded figures are the service's. Only the build volumes are in the store.
+                // Recorded figures are the service's. Only build volumes and results are in the store.
                 item.at_service = match services.beside(&kept.socket) {
                     Some(_) => item.bytes,
                     None => 0,
                 };
                 let volumes = directory.join("volumes");
-                item.bytes = item.at_service;
+                item.bytes = item.at_service + results;
                 if volumes.exists() {
                     item.bytes += self.written(&volumes, Some(&below.join("volumes")))?;
                 }
             } else if item.layer.cost.is_none() || item.arrived.is_some() {
                 item.bytes = self.written(&directory, Some(&below))?;
+            } else {
+                item.bytes += results;
             }
         }
         for (key, image) in &mut inventory.images {
@@ -117,15 +121,16 @@ impl Store {
             .context(|| format!("cannot sync `{}`", self.root().display()))?;
         let mut places = Vec::new();
         for (at, (item, owner)) in (1..).zip(&items) {
-            let path = match item {
-                RemovableItem::Image(key) => self.image_dir(key),
+            let paths = match item {
+                RemovableItem::Image(key) => vec![self.image_dir(key)],
                 RemovableItem::Layer(id) if inventory.layers[id.as_str()].layer.kept.is_some() => {
-                    self.layer_dir(id).join("volumes")
+                    vec![self.layer_dir(id).join("volumes"), self.results_dir(id)]
                 }
-                RemovableItem::Layer(id) => self.layer_dir(id),
-                RemovableItem::Failed(env, tree) => self.tree_dir(env, tree),
+                RemovableItem::Layer(id) => vec![self.layer_dir(id)],
+                RemovableItem::Failed(env, tree) => vec![self.tree_dir(env, tree)],
             };
-            places.push(Root::new(path, at).owned_by(*owner));
+            let roots = paths.into_iter().map(|path| Root::new(path, at));
+            places.extend(roots.map(|root| root.owned_by(*owner)));
         }
         places.retain(|place| place.path.exists());
         places.extend(self.holders());
@@ -191,11 +196,22 @@ impl Store {
             || item.layer.cost.is_none()
             // The figure is another machine's, whose store may use another method.
             || item.arrived.is_some()
+            // They may share blocks with the files in output volumes.
+            || self.results_dir(&item.layer.id).exists()
             || volumes.any(|state| *state == VolumeState::Frozen)
     }
 
     pub(super) fn tree_dir(&self, env: &EnvName, tree: &TreeId) -> PathBuf {
         self.env_dir(env).join("trees").join(tree)
+    }
+
+    /// Returns the bytes on disk of a layer's copies of results.
+    fn results_bytes(&self, layer: &LayerId) -> u64 {
+        let results = self.results_dir(layer);
+        match results.exists() {
+            true => allocated(&results),
+            false => 0,
+        }
     }
 
     /// Returns the bytes on disk that a tree holds and its parent does not.

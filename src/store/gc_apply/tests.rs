@@ -82,6 +82,26 @@ fn add_layer(store: &Store, id: &str, parent: Option<&str>) {
     fs::write(directory.join("layer.json"), layer).unwrap();
 }
 
+#[test]
+fn a_layer_with_a_recorded_figure_frees_its_results_too() {
+    let (_directory, store) = Store::scratch();
+    add_layer(&store, "a", None);
+    let layer = store.layer_dir(&"a".into());
+    let path = layer.join("layer.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let made_here = r#""env": "e", "cost": {"bytes": 5, "wall_ms": 1}"#;
+    fs::write(&path, text.replace(r#""env": """#, made_here)).unwrap();
+    let options = InventoryOptions {
+        everything: true,
+        ..InventoryOptions::default()
+    };
+    let bytes = || store.gc_inventory(&options, 0).unwrap().layers["a"].bytes;
+    assert_eq!(bytes(), 5);
+    fs::create_dir_all(layer.join("results/out")).unwrap();
+    fs::write(layer.join("results/out/package"), vec![1; 1 << 20]).unwrap();
+    assert!(bytes() > 1 << 20);
+}
+
 /// Adds an env with snapshots of these layers, oldest first.
 fn add_env(store: &Store, name: &str, snapshots: &[(&str, &str)]) {
     let directory = store.env_dir(&name.into());
