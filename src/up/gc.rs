@@ -126,6 +126,7 @@ pub(crate) fn decide(
 ) -> Result<Decision> {
     let mut inventory = store.gc_inventory(options, limits.keep_last)?;
     inventory.free += trash;
+    inventory.used = inventory.used.map(|used| used.saturating_sub(trash));
     let mut decided = plan(&inventory, limits, asked);
     let matters = !decided.items.is_empty() || decided.missing > 0 || inventory.used.is_some();
     if matters && store.estimate_shared(&mut inventory, options, limits.keep_last)? {
@@ -344,7 +345,28 @@ fn shrink(
 
 #[cfg(test)]
 mod tests {
+    use fs_err as fs;
+
     use super::*;
+
+    #[test]
+    fn a_dry_run_counts_the_trash_as_free_and_not_as_used() {
+        let (_directory, store) = Store::scratch();
+        let waits = store.root().join("trash/0123456789abcdef");
+        fs::create_dir(&waits).unwrap();
+        fs::write(waits.join("x"), vec![1; 1 << 20]).unwrap();
+        let trash = store.trash_bytes().unwrap();
+        assert!(trash >= 1 << 20, "{trash}");
+        let options = InventoryOptions {
+            used: true,
+            ..InventoryOptions::default()
+        };
+        let used = |trash| {
+            let decision = decide(&store, &options, &Limits::default(), None, trash);
+            decision.unwrap().inventory.used.unwrap()
+        };
+        assert_eq!(used(0), used(trash) + trash);
+    }
 
     fn item(rule: Rule, what: GcTarget) -> GcItem {
         GcItem {
