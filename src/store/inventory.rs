@@ -83,11 +83,16 @@ impl Store {
             let why = "left by an interrupted image build".to_owned();
             inventory.strays.insert(path, (why, bytes));
         }
-        for (path, _) in found.partial_sources.iter().filter(|(_, busy)| !busy) {
+        let partial = found.partial_sources.iter().filter(|(_, busy)| !busy);
+        let partial = partial.map(|(path, _)| (path, "is an interrupted clone"));
+        // `fsck` lists files too, which are small.
+        let aside = found.set_aside.iter().filter(|path| path.is_dir());
+        let aside = aside.map(|path| (path, "was set aside by a repair"));
+        for (path, what) in partial.chain(aside) {
             let bytes = size::bytes(allocated(path));
-            let clone = format!("`{}` ({bytes}) is an interrupted clone", path.display());
+            let found = format!("`{}` ({bytes}) {what} and is kept", path.display());
             let help = format!("to remove it: rm -r {}", quoted_path(path));
-            inventory.notes.push(format!("{clone} and is kept; {help}"));
+            inventory.notes.push(format!("{found}; {help}"));
         }
         // A running command may be creating one.
         if !busy {

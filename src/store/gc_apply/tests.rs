@@ -195,6 +195,8 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     // Nothing uses a layer that a repair set aside.
     let aside = store.layer_dir(&"child.damaged-1".into());
     fs::rename(damaged.parent().unwrap(), aside).unwrap();
+    let found = store.gc_inventory(&InventoryOptions::default(), 0);
+    assert_has!(found.unwrap().notes.join("\n"), "child.damaged-1` (");
     let images = ["of-a", "used", "unused"];
     for image in images {
         fs::create_dir(store.image_dir(&image.into())).unwrap();
