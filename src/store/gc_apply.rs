@@ -351,8 +351,9 @@ impl Store {
 
     fn remove_stray(&self, path: &str) -> Result<Removal> {
         let _lock = self.lock("gc")?;
-        if !path.starts_with("images/tmp-") {
-            return Err(unexpected!("`gc` does not manage `{path}`"));
+        // A new image may have taken the place of the rest of an old one.
+        if !path.starts_with("images/tmp-") && !self.is_rest(path) {
+            return Ok(Removal::needed_by_now());
         }
         self.discard(&self.root.join(path))?;
         Ok(Removal::Gone)

@@ -61,6 +61,14 @@ impl Store {
             .extend(unreadable.iter().map(ToString::to_string));
         let damaged = found.has_damaged_records();
         let busy = self.add_envs(&mut inventory, found.envs)?;
+        let work = found.image_work.iter().filter(|(_, busy)| !busy);
+        let work = work.map(|(name, _)| (format!("images/{name}"), "image build"));
+        let rest = found.rest.iter().map(|path| (path.clone(), "removal"));
+        for (path, what) in work.chain(rest) {
+            let bytes = allocated(&self.root.join(&path));
+            let why = format!("left by an interrupted {what}");
+            inventory.strays.insert(path, (why, bytes));
+        }
         for (id, item) in found.layers {
             if let (Read::Fine(layer), Ok(id)) = (item.layer, id.try_into()) {
                 let arrived = match &layer.env {
@@ -77,12 +85,6 @@ impl Store {
             }
         }
         self.add_images(&mut inventory, found.images, &found.references);
-        for (name, _) in found.image_work.iter().filter(|(_, busy)| !busy) {
-            let path = format!("images/{name}");
-            let bytes = allocated(&self.root.join(&path));
-            let why = "left by an interrupted image build".to_owned();
-            inventory.strays.insert(path, (why, bytes));
-        }
         let partial = found.partial_sources.iter().filter(|(_, busy)| !busy);
         let partial = partial.map(|(path, _)| (path, "is an interrupted clone"));
         // `fsck` lists files too, which are small.

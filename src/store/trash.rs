@@ -7,9 +7,15 @@ use std::process::Stdio;
 
 use fs_err as fs;
 
+use super::check::names;
 use super::{Lock, Store, access};
-use crate::sys::error::{Result, ResultExt as _, if_exists, is_full};
+use crate::sys::error::{Result, ResultExt as _, is_full};
 use crate::tree;
+
+/// The files that make a directory a layer or an image.
+const DESCRIPTIONS: [&str; 2] = ["layer.json", "image.json"];
+/// The name of such a file while the directory is unlinked. It goes last, so that `gc` finds the rest after a kill.
+const REST: &str = "gone.json";
 
 impl Store {
     /// Moves a file or tree of the store to the trash.
@@ -40,14 +46,30 @@ impl Store {
             return Ok(fs::remove_file(path)?);
         }
         self.remove_objects(path);
-        for name in ["layer.json", "image.json"] {
-            if_exists(fs::remove_file(path.join(name)))?;
+        for name in DESCRIPTIONS {
+            let description = path.join(name);
+            match fs::rename(&description, path.join(REST)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => fs::remove_file(&description)?,
+                _ => {}
+            }
         }
         // The key of an image includes its content, so a new build of it takes what is in `root` for the whole.
         drop(fs::rename(path.join("root"), path.join("gone")));
-        tree::remove_tree(path)
-            .map(drop)
-            .context(|| format!("cannot remove `{}`", path.display()))
+        let unlink = || {
+            if path.join(REST).exists() {
+                for name in names(path)?.iter().filter(|name| *name != REST) {
+                    tree::remove_tree(&path.join(name))?;
+                }
+            }
+            tree::remove_tree(path)
+        };
+        unlink().context(|| format!("cannot remove `{}`", path.display()))
+    }
+
+    /// Returns whether a directory of the store is the rest of a layer or image whose removal was interrupted.
+    pub(super) fn is_rest(&self, path: &str) -> bool {
+        let is_there = |name: &str| self.root.join(path).join(name).exists();
+        is_there(REST) && !DESCRIPTIONS.into_iter().any(is_there)
     }
 
     /// Refuses a link in place of the trash: its target is not rockenv's to delete.
@@ -139,6 +161,11 @@ mod tests {
         store.discard(&layer).unwrap();
         assert!(!layer.exists() && store.has_trash());
         assert!(store.empty_trash().unwrap() && !store.has_trash());
+        // On a full disk it is unlinked in place.
+        fs::create_dir_all(layer.join("root/x")).unwrap();
+        fs::write(layer.join("layer.json"), "{}").unwrap();
+        store.unlink(&layer).unwrap();
+        assert!(!layer.exists() && !store.has_trash());
     }
 
     #[test]

@@ -93,6 +93,8 @@ pub struct Inventory {
     pub foreign: Vec<(PathBuf, String)>,
     /// Files that earlier repairs set aside.
     pub set_aside: Vec<PathBuf>,
+    /// What interrupted removals left of layers and images: paths in the store.
+    pub rest: Vec<String>,
     /// Containers with this store's labels, if services were asked.
     pub containers: Vec<ContainerItem>,
     /// All trees mentioned anywhere in the store, if there are containers.
@@ -191,6 +193,7 @@ impl Store {
             trash: None,
             foreign: Vec::new(),
             set_aside: Vec::new(),
+            rest: Vec::new(),
             containers: Vec::new(),
             trees: BTreeSet::new(),
         };
@@ -216,8 +219,11 @@ impl Store {
         }
         for name in names(&root.join("layers"))? {
             let directory = root.join("layers").join(&name);
+            let path = format!("layers/{name}");
             if name.contains(ASIDE) {
                 inventory.set_aside.push(directory);
+            } else if self.is_rest(&path) {
+                inventory.rest.push(path);
             } else {
                 let item = self.layer_item(&directory)?;
                 inventory.note_foreign(&item.layer, directory.join("layer.json"));
@@ -280,6 +286,8 @@ impl Store {
                 let mut locks = references.iter().filter(is_lock);
                 let busy = locks.any(|file| is_busy(&images.join("refs").join(file)));
                 inventory.image_work.push((name, busy));
+            } else if self.is_rest(&format!("images/{name}")) {
+                inventory.rest.push(format!("images/{name}"));
             } else {
                 note_aside(&directory, &mut inventory.set_aside)?;
                 let item = ImageItem {

@@ -102,6 +102,30 @@ fn a_layer_with_a_recorded_figure_frees_its_results_too() {
     assert!(bytes() > 1 << 20);
 }
 
+/// On a full disk, layers and images are unlinked in place.
+#[test]
+fn the_rest_of_what_an_interrupted_removal_left_goes() {
+    let (_directory, store) = Store::scratch();
+    for id in ["a", "c"] {
+        add_layer(&store, id, None);
+        fs::create_dir_all(store.layer_dir(&id.into()).join("diff/x")).unwrap();
+    }
+    // A removal that was killed had renamed the description of `a`. A user's directory has none.
+    let path = |name: &str| store.layer_dir(&"a".into()).join(name);
+    fs::rename(path("layer.json"), path("gone.json")).unwrap();
+    fs::create_dir(store.layer_dir(&"mine".into())).unwrap();
+    let strays = store.gc_inventory(&InventoryOptions::default(), 0);
+    let strays = strays.unwrap().strays.into_keys();
+    let targets: Vec<GcTarget> = strays.map(|path| GcTarget::Stray { path }).collect();
+    let targets: Vec<&GcTarget> = targets.iter().collect();
+    assert_eq!(store.gc_apply(&targets, 0), [Removal::Gone]);
+    assert_eq!(names(&store.root().join("layers")).unwrap(), ["c", "mine"]);
+    let left = GcTarget::Stray {
+        path: "layers/c".to_owned(),
+    };
+    assert_eq!(store.gc_apply(&[&left], 0), [Removal::needed_by_now()]);
+}
+
 /// Adds an env with snapshots of these layers, oldest first.
 fn add_env(store: &Store, name: &str, snapshots: &[(&str, &str)]) {
     let directory = store.env_dir(&name.into());
