@@ -70,6 +70,11 @@ impl Place {
         self.lowest = self.lowest.min(self.now);
         Some(self.now)
     }
+
+    /// Returns the peak of bytes used above the level at the start, written by any process.
+    fn taken(&self) -> u64 {
+        self.before - self.lowest
+    }
 }
 
 /// The disk space of one step.
@@ -164,7 +169,10 @@ impl DiskGuard {
             }
             _ => {}
         }
-        if !news.is_empty() && self.advice.is_none() {
+        // `gc` frees nothing on other file systems.
+        let store = self.places.first();
+        let is_short = store.is_some_and(|store| store.now < store.marks.warn);
+        if !news.is_empty() && is_short && self.advice.is_none() {
             self.advice = Some(advice());
         }
         news.into_iter().for_each(&mut *warn);
@@ -189,11 +197,9 @@ impl DiskGuard {
         }
     }
 
-    /// Returns the peak of bytes used on the store's file system above the level at the start, written by any
-    /// process.
+    /// Returns the peak of bytes used on the store's file system above the level at the start.
     pub(crate) fn taken(&self) -> u64 {
-        let places = self.places.iter();
-        places.map(|place| place.before - place.lowest).sum()
+        self.places.first().map_or(0, Place::taken)
     }
 
     /// Returns the bytes in use at the last check above the level at the start, written by any process.
@@ -205,9 +211,12 @@ impl DiskGuard {
             .sum()
     }
 
-    /// Returns the file system that the step filled, judged by the lowest free space or by the step's last lines: the
-    /// space may be free again before the next check.
-    pub(crate) fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
+    /// Returns the file system that the step filled and the peak of bytes used there, judged by the lowest free space or
+    /// by the step's last lines: the space may be free again before the next check.
+    pub(crate) fn filled<'a>(
+        &self,
+        mut tail: impl Iterator<Item = &'a str>,
+    ) -> Option<(PathBuf, u64)> {
         let says = tail.any(|line| line.contains("No space left on device"));
         let full = |place: &&Place| {
             let Marks { warn, full, .. } = place.marks;
@@ -216,8 +225,10 @@ impl DiskGuard {
                 false => place.lowest < full.min(place.before),
             }
         };
-        let place = self.places.iter().find(full);
-        place.map(|place| place.path.clone())
+        self.places
+            .iter()
+            .find(full)
+            .map(|place| (place.path.clone(), place.taken()))
     }
 
     /// Checks the free space, without acting on it.
@@ -346,5 +357,28 @@ mod tests {
         assert!(filled(1 << 40, 40 * mib, 31 * mib, ""));
         assert!(!filled(1 << 40, 31 * mib, 31 * mib, ""));
         assert!(filled(1 << 40, 31 * mib, 31 * mib, full));
+    }
+
+    #[test]
+    fn another_disk_does_not_count_towards_the_space_of_a_step() {
+        let path = Path::new("/");
+        let place = |before, lowest| Place {
+            path: path.to_owned(),
+            marks: Marks::new(0, 1 << 40),
+            before,
+            now: lowest,
+            lowest,
+            warned: false,
+        };
+        let mut guard = DiskGuard::new("s", path, std::iter::once(path), 0).unwrap();
+        guard.places = vec![place(50 << 30, 49 << 30), place(9 << 30, 0)];
+        assert_eq!(guard.taken(), 1 << 30);
+        let (_, taken) = guard.filled(std::iter::empty()).unwrap();
+        assert_eq!(taken, 9 << 30);
+        // `gc` frees nothing there.
+        guard.places[1].marks.warn = u64::MAX / 2;
+        let mut said = Vec::new();
+        guard.check(&|| panic!("no advice"), &mut |text| said.push(text));
+        assert_eq!(said.len(), 1, "{said:?}");
     }
 }

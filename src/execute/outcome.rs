@@ -69,8 +69,8 @@ pub(super) struct Ran {
     pub(super) tail: Vec<String>,
     /// Its log, relative to the env's directory.
     pub(super) log: PathBelow,
-    /// The file system that it filled.
-    pub(super) full: Option<PathBuf>,
+    /// The file system that it filled, and the peak of bytes used there.
+    pub(super) full: Option<(PathBuf, u64)>,
 }
 
 impl Ran {
@@ -130,11 +130,11 @@ impl Ran {
                 format!("step `{name}` ran out of memory: {limit} was reached{peak} with {end}");
             return (Kind::OutOfSpace, message);
         }
-        if let Some(full) = &self.full {
+        if let Some((full, taken)) = &self.full {
             let message = format!(
                 "step `{name}` ran out of disk: `{}` is full, and the step used {} of it; `rockenv gc --dry-run` shows what can be freed",
                 full.display(),
-                bytes(self.cost.disk_peak)
+                bytes(*taken)
             );
             return (Kind::OutOfSpace, message);
         }

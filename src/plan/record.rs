@@ -162,7 +162,8 @@ pub struct Cost {
     pub usage: Usage,
     /// Growth of the tree and of the build volumes it sees, in allocated bytes.
     pub disk_delta: i64,
-    /// Peak of disk usage above the level at its start, in bytes, including what others wrote meanwhile.
+    /// Peak of disk usage of the store's file system above the level at its start, in bytes, including what others
+    /// wrote meanwhile.
     #[serde(default)]
     pub disk_peak: u64,
 }
