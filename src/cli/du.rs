@@ -11,6 +11,7 @@ use crate::store::usage::report::{Class, Inside, UsageReport, UsageRow, count};
 use crate::store::usage::service::Held;
 use crate::sys::error::Result;
 use crate::tree::measure::DiskUsage;
+use crate::tree::mounts_below;
 use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
@@ -96,9 +97,13 @@ fn caveats(cx: &Context, report: &UsageReport) {
         ));
     }
     if report.mounts_skipped > 0 {
+        let mut mounts = mounts_below(&report.store);
+        mounts.retain(|mount| *mount != report.store);
+        let mounts = mounts.iter().map(|mount| format!("`{}`", mount.display()));
         cx.ui.warn(&format!(
-            "not counted: {} in the store",
-            size::count(report.mounts_skipped, "mount")
+            "not counted: {} in the store: {}",
+            size::count(report.mounts_skipped, "mount"),
+            mounts.collect::<Vec<_>>().join(", ")
         ));
     }
 }

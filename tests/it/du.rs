@@ -12,7 +12,7 @@ use std::process::Command;
 use crate::support::background::while_repeating;
 use crate::support::env::TestStore;
 use crate::support::git::{Daemon, repository};
-use crate::support::loopfs::{Kind, LoopFs, run};
+use crate::support::loopfs::{Kind, LoopFs, bind, run};
 use crate::support::random::Random;
 use fs_err as fs;
 use serde_json::Value;
@@ -459,4 +459,10 @@ run = "head -c 2M /dev/urandom > /out/wheel"
         header,
         ["what", "on", "disk", "exclusive", "shared", "apparent"]
     );
+    // What is on another disk takes no space on that of the store.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let _bound = bind(elsewhere.path(), &ground.home().join("caches/ccache"));
+    assert_eq!(sum(&ground.du(None), "cache", &["one", "two"]), 0);
+    let du = ground.0.rockenv(&["du"]).ok();
+    du.says(&["not counted: 1 mount in the store: `", "/caches/ccache`"]);
 }

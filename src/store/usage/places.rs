@@ -12,8 +12,8 @@ use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
 use crate::sys::error::Result;
 use crate::sys::host::{names_in as names, space};
-use crate::tree::Method;
 use crate::tree::measure::{MeasureOptions, Root, Usage, scan};
+use crate::tree::{Method, mounts_below};
 
 /// The owner of everything that no `rm` deletes.
 const KEPT: u32 = 0;
@@ -337,11 +337,15 @@ impl Places<'_> {
     /// Adds directories that belong to no env, and the rest of the store.
     fn shared_directories(&mut self) {
         let root = self.store.root().to_owned();
+        let mut mounts = mounts_below(&root);
+        mounts.retain(|mount| *mount != root);
+        // Another disk may be mounted there. The walk of the rest reports that it leaves it out.
+        let is_here = |path: &Path| !mounts.iter().any(|mount| path.starts_with(mount));
         for (directory, class) in [("caches", Class::Cache), ("sources", Class::Source)] {
             for name in names(&root.join(directory)) {
                 let path = root.join(directory).join(&name);
                 // A source's lock lies beside it.
-                if path.is_dir() {
+                if path.is_dir() && is_here(&path) {
                     let users = self.mounted.remove(&path).unwrap_or_default();
                     self.add(path, KEPT, class, name, users);
                 }
@@ -350,6 +354,9 @@ impl Places<'_> {
         for env in names(&root.join("outputs")) {
             for name in names(&root.join("outputs").join(&env)) {
                 let path = root.join("outputs").join(&env).join(&name);
+                if !is_here(&path) {
+                    continue;
+                }
                 self.add(path, KEPT, Class::Output, name, vec![env.clone()]);
             }
         }
