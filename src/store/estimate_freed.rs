@@ -218,7 +218,13 @@ impl Store {
     fn written(&self, directory: &Path, below: Option<&Path>) -> Result<u64> {
         let root = directory.join("root");
         match self.method() {
-            Method::Overlay => Ok(allocated(directory)),
+            Method::Overlay => {
+                // `flat` consists of hard links to files of the layers below.
+                let flat = Root::new(directory.join("flat"), KEPT);
+                let places = [Root::new(directory, 1), flat];
+                let usage = measure::scan(&places, &MeasureOptions::default());
+                Ok(usage.class(1).allocated)
+            }
             // A copied store has plain directories instead of subvolumes.
             Method::Btrfs if root.exists() && tree::btrfs::is_subvolume(&root)? => {
                 tree::btrfs::written(&root)

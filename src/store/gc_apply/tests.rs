@@ -102,6 +102,33 @@ fn a_layer_with_a_recorded_figure_frees_its_results_too() {
     assert!(bytes() > 1 << 20);
 }
 
+#[test]
+fn a_merged_layer_holds_nothing_of_those_below() {
+    let (_directory, store) = Store::scratch();
+    if store.method() != Method::Overlay {
+        return;
+    }
+    add_layer(&store, "below", None);
+    add_layer(&store, "top", Some("below"));
+    let [below, top] = ["below", "top"].map(|id| store.layer_dir(&id.into()));
+    for made in [below.join("diff"), top.join("diff"), top.join("flat")] {
+        fs::create_dir(made).unwrap();
+    }
+    for (layer, size) in [(&below, 1 << 20), (&top, 64 << 10)] {
+        let file = layer.join("diff/x");
+        fs::write(&file, vec![1; size]).unwrap();
+        fs::hard_link(file, top.join("flat").join(size.to_string())).unwrap();
+    }
+    let options = InventoryOptions {
+        everything: true,
+        ..InventoryOptions::default()
+    };
+    let found = store.gc_inventory(&options, 0).unwrap().layers;
+    assert!(found["below"].bytes >= 1 << 20);
+    let own = found["top"].bytes;
+    assert!((64 << 10..1 << 20).contains(&own), "{own}");
+}
+
 /// On a full disk, layers and images are unlinked in place.
 #[test]
 fn the_rest_of_what_an_interrupted_removal_left_goes() {
