@@ -395,7 +395,7 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
         Ok(disks.len() - 1)
     };
     let store = place(root)?;
-    let mut wanted = Vec::new();
+    let (mut wanted, mut beside) = (Vec::new(), 0);
     for volume in &spec.volumes {
         let Some(needed) = volume.disk else { continue };
         let at = match (&volume.source, volume.kind) {
@@ -404,6 +404,9 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
             (VolumeSource::Path(_), _) => continue,
             (VolumeSource::Git(_) | VolumeSource::Store, _) => store,
         };
+        if at == store && matches!(volume.source, VolumeSource::Path(_)) {
+            beside += needed;
+        }
         wanted.push((at, volume.name.clone(), needed));
     }
     for (at, name, needed) in wanted {
@@ -411,12 +414,9 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
         disks[at].1.volumes.insert(name, needed);
     }
     let first = &mut disks[store].1;
-    // The profile's total includes the volumes.
-    first.needed = spec
-        .resources
-        .disk
-        .unwrap_or(first.needed)
-        .saturating_sub(spent);
+    // The profile's total includes the volumes in the store.
+    let total = spec.resources.disk.map(|disk| disk + beside);
+    first.needed = total.unwrap_or(first.needed).saturating_sub(spent);
     Ok(disks.into_iter().map(|(_, disk)| disk).collect())
 }
 
@@ -549,6 +549,22 @@ mod tests {
             "build on a machine with 40.0 GiB, and free 111.0 GiB more (`rockenv gc --dry-run` shows what rockenv can free), \
              start from prebuilt parts with --from rocm (60.0 GiB) or --from wheels (20.0 GiB), or add --force"
         );
+    }
+
+    #[test]
+    fn a_user_s_directory_beside_the_store_is_no_part_of_the_whole() {
+        let root = tempfile::tempdir().unwrap();
+        let text = format!(
+            "schema = 1\nimage = 'debian-trixie'\nresources = {{ disk = '10G' }}\n\
+             [[volume]]\nname = 'b'\nkind = 'build'\ntarget = '/b'\ndisk = '4G'\n\
+             [[volume]]\nname = 'o'\nkind = 'output'\ntarget = '/o'\ndisk = '2G'\npath = '{}/o'\n\
+             [[step]]\nname = 's'\nrun = 'x'\n",
+            root.path().display()
+        );
+        let profile = profile::from_text("p", &text).unwrap();
+        let spec = resolve::resolve(&profile, &resolve::tests_inputs()).unwrap();
+        let disks = disks(&spec, root.path(), GIB).unwrap();
+        assert_eq!((disks.len(), disks[0].needed), (1, 11 * GIB));
     }
 
     #[test]
