@@ -122,7 +122,9 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
             normalise::normalise(&tree, source_date, true)?;
         }
         Source::Pacstrap(table) => {
-            with_work_directory(cx, &tree, |cx| provider::pacstrap::build(table, cx))?;
+            with_work_directory(cx, &tree, |cx| {
+                provider::pacstrap::build(table, source_date, cx)
+            })?;
             normalise::normalise(&tree, source_date, false)?;
         }
         // A container image must stay byte-identical, so it is not normalised.

@@ -60,13 +60,11 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
     if keys.is_none() {
         check_keyring(table.distribution, Path::new("/"))?;
     }
-    let mut program = program
-        .isolated()
+    let mut program = super::prepared(program, source_date, cx)
         .args(["--mode=root", "--format=tar"])
         .arg(format!("--variant={}", table.variant))
         .arg(format!("--components={}", table.components.join(",")))
-        .env("TMPDIR", &work)
-        .env("SOURCE_DATE_EPOCH", source_date.to_string());
+        .env("TMPDIR", &work);
     if !table.packages.is_empty() {
         program = program.arg(format!("--include={}", table.packages.join(",")));
     }
@@ -91,9 +89,6 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         program = program
             .arg(format!("--setup-hook=echo {setting} > {place}"))
             .arg(format!("--customize-hook=rm {place}"));
-    }
-    for (name, value) in cx.task.env {
-        program = program.env(name, value);
     }
     program = program.args(["--", table.suite.as_str(), "-"]).args(lines);
     unpack_output(program, name, cx)

@@ -3,14 +3,28 @@
 pub(crate) mod mmdebstrap;
 pub(crate) mod pacstrap;
 
+use super::BuildContext;
+use crate::sys::process::Program;
+
+/// Prepares a distribution's tool. Packages run programs that write the present time into files, such as p11-kit into
+/// Java's certificates, unless they are told the time of the build.
+fn prepared(program: Program, source_date: i64, cx: &BuildContext<'_>) -> Program {
+    let program = program
+        .isolated()
+        .env("SOURCE_DATE_EPOCH", source_date.to_string());
+    let variables = cx.task.env.iter();
+    variables.fold(program, |program, (name, value)| program.env(name, value))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
+    use super::*;
     use crate::image::recipe::Source;
-    use crate::image::{BuildContext, Logins, Recipe, TaskContext};
+    use crate::image::{Logins, Recipe, TaskContext};
 
     /// Calls `with` with a recipe's source, in a build with these mirrors.
     pub(super) fn with_mirrors<T>(
@@ -36,5 +50,13 @@ mod tests {
             },
         };
         with(recipe.source, &cx)
+    }
+
+    #[test]
+    fn the_programs_of_packages_are_told_the_time_of_the_build() {
+        with_mirrors("pacstrap", "", &[], |_, cx| {
+            let program = prepared(Program::at("/bin/true"), 5, cx);
+            assert_has!(format!("{program:?}"), "(\"SOURCE_DATE_EPOCH\", \"5\")");
+        });
     }
 }

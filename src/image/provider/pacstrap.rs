@@ -15,7 +15,7 @@ use crate::sys::shell::quoted_path;
 const HOST_KEYS: &str = "/etc/pacman.d/gnupg";
 const HOST_MIRRORS: &str = "/etc/pacman.d/mirrorlist";
 
-pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
+pub(crate) fn build(table: &Pacstrap, source_date: i64, cx: &mut BuildContext<'_>) -> Result<()> {
     let program = Program::find("pacstrap", "Arch images")?;
     let work = cx.into.join(WORK);
     let server = Server::choose(table, cx, Path::new(HOST_MIRRORS))?;
@@ -41,17 +41,13 @@ pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
             run(&program, cx)?;
         }
     }
-    let mut program = program
-        .isolated()
+    let program = super::prepared(program, source_date, cx)
         // The tree may be a btrfs subvolume. systemd's hooks would then make subvolumes in it.
         .env("SYSTEMD_TMPFILES_FORCE_SUBVOL", "0")
         .args(["-G", "-M", "-C"])
         .arg(&config)
         .arg(cx.into)
         .args(&table.packages);
-    for (name, value) in cx.task.env {
-        program = program.env(name, value);
-    }
     run(&program, cx)?;
     // All lines of the package's own mirrorlist are commented out, but later installations need a mirror.
     if let Some(line) = &server.line {
