@@ -515,11 +515,19 @@ fn the_repository_that_rockenv_is_started_from_stays_as_it_is() {
     command
         .env("GIT_DIR", own.join(".git"))
         .env("GIT_WORK_TREE", &own)
-        .env("GIT_INDEX_FILE", own.join(".git/index"));
+        .env("GIT_INDEX_FILE", own.join(".git/index"))
+        .env("GIT_CONFIG_COUNT", "1")
+        .env("GIT_CONFIG_KEY_0", "core.autocrlf")
+        .env("GIT_CONFIG_VALUE_0", "true");
     let locked = finish("lock".to_owned(), command);
     assert_eq!(state(), before, "{}", locked.err);
     locked.ok();
     let lock = store.work().join(format!("profiles/{env}.lock"));
     let text = fs::read_to_string(lock).unwrap();
     assert!(text.contains(&first), "{text}");
+    // The commit is all that keys have of a clone, so the caller's line ends are not in it.
+    let sources = fs::read_dir(store.home().join("sources")).unwrap();
+    let mut files = sources.map(|entry| entry.unwrap().path().join("a"));
+    let file = files.find(|file| file.exists()).unwrap();
+    assert_eq!(fs::read_to_string(file).unwrap(), "one\n");
 }

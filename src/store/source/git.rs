@@ -40,6 +40,9 @@ const OTHER_REPOSITORY: [&str; 14] = [
     "GIT_WORK_TREE",
 ];
 
+/// Makes git write files as the commit has them. Only the commit is in keys, not the line ends that a user configured.
+const AS_COMMITTED: [&str; 4] = ["-c", "core.autocrlf=false", "-c", "core.eol=lf"];
+
 pub(crate) struct Git<'a> {
     /// The user to run as, if rockenv is root and no other user owns the checkout.
     pub user: &'a BuildUser,
@@ -121,7 +124,16 @@ impl<'a> Git<'a> {
     /// Runs git in a directory where rockenv creates a repository, or outside any repository. Use [`Git::open`] for
     /// repositories that other processes write to: here git runs the programs that their configuration names.
     pub(super) fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
-        let mut program = self.program(self.rights())?;
+        self.run_with(&[], directory, arguments)
+    }
+
+    /// Like [`Git::run`], for commands that write files of a commit.
+    pub(super) fn check_out(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
+        self.run_with(&AS_COMMITTED, directory, arguments)
+    }
+
+    fn run_with(&self, options: &[&str], directory: &Path, arguments: &[&str]) -> Result<String> {
+        let mut program = self.program(self.rights())?.args(options);
         let authorities = certificates::list_for_anybody()?;
         if let Some(list) = &authorities {
             program = program.env("GIT_SSL_CAINFO", list.path());

@@ -193,11 +193,11 @@ impl Repository {
                     .ok_or_else(|| error.of_kind(Kind::NotFound))?
             }
         };
-        git.run(directory, &["checkout", "--quiet", "--detach", &found])?;
+        git.check_out(directory, &["checkout", "--quiet", "--detach", &found])?;
         if self.submodules {
             let mut arguments = vec!["submodule", "--quiet", "update", "--init", "--recursive"];
             arguments.extend(depth.as_deref());
-            git.run(directory, &arguments)?;
+            git.check_out(directory, &arguments)?;
         }
         Ok(())
     }
