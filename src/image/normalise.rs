@@ -44,7 +44,9 @@ const REMOVED: [&str; 24] = [
 /// Returns whether a file depends only on the time and place of the build: a log, a cache, a backup or an identity.
 pub(crate) fn is_nondeterministic(path: &Path) -> bool {
     let mut places = REMOVED.iter().copied().chain(["etc/machine-id", "var/log"]);
-    places.any(|place| path != Path::new("var/log") && path.starts_with(place))
+    // It has the time of the installation. Name and version of the package are in the directory's name.
+    let describes_package = path.starts_with("var/lib/pacman/local") && path.ends_with("desc");
+    describes_package || places.any(|place| path != Path::new("var/log") && path.starts_with(place))
 }
 
 /// Removes nondeterministic files and limits times to `source_date`.
@@ -250,6 +252,20 @@ mod tests {
                 1_700_000_000,
                 "{path}"
             );
+        }
+    }
+
+    #[test]
+    fn a_package_that_was_installed_at_another_time_is_the_same() {
+        for (path, is_other) in [
+            ("var/lib/pacman/local/gcc-15.2-1/desc", false),
+            ("var/lib/pacman/local/gcc-15.2-1/files", true),
+            ("var/lib/pacman/local/gcc-15.2-1", true),
+            ("usr/share/desc", true),
+            ("var/log/pacman.log", false),
+            ("var/log", true),
+        ] {
+            assert_eq!(!is_nondeterministic(Path::new(path)), is_other, "{path}");
         }
     }
 
