@@ -12,7 +12,7 @@ use nix::sys::stat::{
     FchmodatFlags, FileStat, Mode, UtimensatFlags, fchmod, fchmodat, fstat, futimens, utimensat,
 };
 use nix::sys::time::TimeSpec;
-use nix::unistd::{Gid, Uid, fchown, fchownat};
+use nix::unistd::{Gid, Uid, fchown, fchownat, getegid};
 
 use super::xattr::{Attributes, XattrFile};
 use crate::sys::beneath;
@@ -76,8 +76,15 @@ pub(super) fn copy_entry(
     utimensat(to, name, &atime, &mtime, UtimensatFlags::NoFollowSymlink)
 }
 
-/// Clears the ACLs that a new directory inherits from its parent, so that its content does not inherit them.
+/// Clears the ACLs and the group that a new directory inherits from its parent, so that its content does not inherit
+/// them.
 pub(super) fn clear_inherited(directory: BorrowedFd<'_>) -> nix::Result<()> {
+    let made = fstat(directory)?;
+    let inherited = mode(&made);
+    if inherited.contains(Mode::S_ISGID) {
+        fchown(directory, None, Some(getegid()))?;
+        fchmod(directory, inherited.difference(Mode::S_ISGID))?;
+    }
     let place = XattrFile::Open(directory);
     for name in [c"system.posix_acl_default", c"system.posix_acl_access"] {
         match place.remove(name) {

@@ -95,8 +95,8 @@ impl FileSystem {
     }
 }
 
-/// Makes an empty tree: a subvolume on btrfs, else a directory. It inherits no ACL from the store's directory, because
-/// ACLs are part of a tree's content.
+/// Makes an empty tree: a subvolume on btrfs, else a directory. It inherits no ACL and no group from the store's
+/// directory, because both are part of a tree's content.
 pub fn create_tree(method: Method, path: &Path) -> Result<()> {
     match method {
         Method::Btrfs => btrfs::create(path)?,
@@ -227,8 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn a_new_tree_inherits_no_acl() {
+    fn a_new_tree_inherits_neither_group_nor_acl() {
         let store = tempfile::tempdir().unwrap();
+        let group = nix::unistd::getegid().as_raw();
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::chown(store.path(), None, Some(1234)).unwrap();
+        }
+        let of_a_team = std::fs::Permissions::from_mode(0o2755);
+        fs_err::set_permissions(store.path(), of_a_team).unwrap();
+        let path = store.path().join("of a team");
+        create_tree(Method::Reflink, &path).unwrap();
+        let found = fs_err::metadata(path).unwrap();
+        assert_eq!((found.mode() & 0o2000, found.gid()), (0, group));
         let directory = beneath::open_path(store.path()).unwrap();
         // Version 2, and all rights for the owner, the group and all others.
         let mut rights = vec![2_u8, 0, 0, 0];
