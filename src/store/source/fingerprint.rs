@@ -128,7 +128,7 @@ impl Git<'_> {
         Ok(modified)
     }
 
-    /// Hashes names, kinds, permissions and contents below a directory; ignores times.
+    /// Hashes names, kinds, permissions to execute and contents below a directory; ignores times.
     pub(super) fn content_digest(&self, directory: &Path) -> Result<String> {
         self.content_digest_without(directory, |_| false)
     }
@@ -161,7 +161,7 @@ impl Git<'_> {
                 };
                 hash.update(name.as_os_str().as_bytes());
                 hash.update([0]);
-                hash.update((found.mode() & 0o170_777).to_le_bytes());
+                hash.update(mode_in_git(&found).to_le_bytes());
                 if found.is_dir() {
                     left.push(name);
                 } else {
@@ -316,6 +316,17 @@ fn unseen_changes(checkout: &Checkout<'_>, listed: &[u8]) -> Result<BTreeSet<Vec
     let differing = changes(&status).into_iter().map(|change| change.path);
     let unseen = differing.filter(|path| is_replaced || marked.contains(path));
     Ok(unseen.map(<[u8]>::to_vec).collect())
+}
+
+/// Returns the type of an entry with the permissions that git would give it. Those that it has depend on the umask of
+/// the user who copied the files.
+fn mode_in_git(found: &std::fs::Metadata) -> u32 {
+    let permissions = match found.mode() & 0o100 {
+        _ if found.is_symlink() => 0o777,
+        0 => 0o644,
+        _ => 0o755,
+    };
+    (found.mode() & 0o170_000) | permissions
 }
 
 /// Hashes a path, with the type and the execute permission of the entry there.

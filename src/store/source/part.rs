@@ -48,9 +48,9 @@ impl Git<'_> {
             Some(entry) if entry.kind() == SFlag::S_IFREG => {
                 let length = u64::try_from(entry.stat.st_size).unwrap_or(0);
                 self.hash_content(fs::File::open(entry.path())?, length, &mut hash)?;
-                let executable = entry.stat.st_mode & 0o111;
-                if executable != 0 {
-                    hash.update(executable.to_le_bytes());
+                // As git gives it, whatever the umask of the user who copied the file left.
+                if entry.stat.st_mode & 0o100 != 0 {
+                    hash.update(0o111_u32.to_le_bytes());
                 }
             }
             Some(_) => hash.update(b"special"),
@@ -155,6 +155,13 @@ mod tests {
         fs::set_permissions(path.join("v1/file"), mode).unwrap();
         differ(&then);
         assert_eq!(all(&others), apart);
+        // Only the umask of the user who copied the files decides whether a group may write to them.
+        let then = all(&names);
+        for name in ["v1/file", "v1/below", "v1"] {
+            let mode = std::fs::Permissions::from_mode(0o775);
+            fs::set_permissions(path.join(name), mode).unwrap();
+        }
+        assert_eq!(all(&names), then);
         // The same content through another link target.
         let then = print("directory");
         fs::rename(path.join("v1"), path.join("v2")).unwrap();
