@@ -2,7 +2,7 @@
 //! headers cannot express.
 //!
 //! Times have nanoseconds, attributes are written as `SCHILY.xattr`, and holes in GNU's sparse format 1.0. Docker, GNU
-//! tar and libarchive read all of these. The same tree always gives the same bytes.
+//! tar and libarchive read all of these. A tree always gives the same bytes, and a copy too if it has the same holes.
 
 use std::collections::HashMap;
 use std::io::Write;
