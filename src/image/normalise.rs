@@ -6,7 +6,8 @@
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
-use nix::sys::stat::{SFlag, UtimensatFlags};
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag, UtimensatFlags, fchmod};
 use nix::sys::time::TimeSpec;
 
 use crate::sys::beneath;
@@ -60,7 +61,7 @@ pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -
     tree.rewrite("etc/machine-id", b"")?;
     if copied_from_host {
         tree.remove("etc/hostname")?;
-        tree.rewrite("etc/resolv.conf", b"")?;
+        empty_resolv_conf(tree)?;
     }
     for name in tree.list("etc/ssh")? {
         if name.starts_with(b"ssh_host_") {
@@ -73,6 +74,23 @@ pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -
     let time = TimeSpec::new(source_date, 0);
     clamp(tree.fd(), &time)?;
     clamp_one(tree.fd(), b".", &time)
+}
+
+/// Replaces the copy of the host's resolv.conf, which has the mode of the original, by an empty file. A host without
+/// one gives the same image. A link there belongs to a package.
+fn empty_resolv_conf(tree: &Tree) -> Result<()> {
+    let path = "etc/resolv.conf";
+    let cannot = || format!("cannot make `{path}` in the image");
+    if let Ok(etc) = beneath::open_dir(tree.fd(), "etc") {
+        match beneath::create(etc, "resolv.conf") {
+            Err(Errno::EEXIST) => {}
+            made => drop(made.context(cannot)?),
+        }
+    }
+    if let Some(file) = tree.open_file(path, beneath::STRICT)? {
+        fchmod(file, Mode::from_bits_truncate(0o644)).context(cannot)?;
+    }
+    tree.rewrite(path, b"")
 }
 
 /// Removes the logs of package managers, which recreate them. Other logs are only emptied, because a package chose
@@ -191,7 +209,7 @@ fn clamp_one(directory: BorrowedFd<'_>, name: &[u8], time: &TimeSpec) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
     #[test]
     fn what_varies_goes_and_the_rest_stays() {
@@ -209,6 +227,9 @@ mod tests {
         );
         write("etc/hostname", "build-host");
         write("etc/resolv.conf", "nameserver 192.0.2.1");
+        let resolv_conf = root.join("etc/resolv.conf");
+        let of_the_host = std::fs::Permissions::from_mode(0o600);
+        fs_err::set_permissions(&resolv_conf, of_the_host).unwrap();
         write("etc/ssh/ssh_host_rsa_key", "secret");
         write("etc/ssh/sshd_config", "kept");
         write("var/log/apt/history.log", "x");
@@ -253,6 +274,14 @@ mod tests {
                 "{path}"
             );
         }
+        let before = fs_err::metadata(&resolv_conf).unwrap();
+        assert_eq!(before.mode() & 0o7777, 0o644);
+        // The host has none.
+        fs_err::remove_file(&resolv_conf).unwrap();
+        normalise(&Tree::open(root).unwrap(), 1_700_000_000, true).unwrap();
+        let now = fs_err::metadata(&resolv_conf).unwrap();
+        let of = |found: &std::fs::Metadata| (found.mode(), found.len(), found.mtime());
+        assert_eq!(of(&now), of(&before));
     }
 
     #[test]
@@ -296,6 +325,7 @@ mod tests {
             ("etc/ssh", "ssh"),
             ("etc/pacman.d/gnupg", "gnupg"),
             ("etc/machine-id", "machine-id"),
+            ("etc/resolv.conf", "machine-id"),
             ("etc/shadow", "shadow"),
         ] {
             symlink(host.join(target), root.join(link)).unwrap();
