@@ -338,3 +338,26 @@ impl Write for Chunks {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_has_the_same_bytes_on_any_number_of_cores() {
+        // Several jobs, with text that continues in the next one.
+        let numbers = (0..JOB).flat_map(|number| (number / 3).to_le_bytes());
+        let text: Vec<u8> = numbers.collect();
+        let sums = [1, MAX_THREADS].map(|threads| {
+            let (sender, mut pieces) = channel(IN_FLIGHT);
+            let receiver = std::thread::spawn(move || while pieces.blocking_recv().is_some() {});
+            let sent = Chunked { sender, threads }.compress(|mut archive| {
+                archive.write_all(&text)?;
+                Ok((archive, 0))
+            });
+            receiver.join().unwrap();
+            sent.unwrap().unwrap().blob.sha256
+        });
+        assert_eq!(sums[0], sums[1]);
+    }
+}
