@@ -44,7 +44,8 @@ const REMOVED: [&str; 24] = [
 
 /// Returns whether a file depends only on the time and place of the build: a log, a cache, a backup or an identity.
 pub(crate) fn is_nondeterministic(path: &Path) -> bool {
-    let mut places = REMOVED.iter().copied().chain(["etc/machine-id", "var/log"]);
+    let more = ["etc/machine-id", "var/lib/pacman/sync", "var/log"];
+    let mut places = REMOVED.into_iter().chain(more);
     // It has the time of the installation. Name and version of the package are in the directory's name.
     let describes_package = path.starts_with("var/lib/pacman/local") && path.ends_with("desc");
     describes_package || places.any(|place| path != Path::new("var/log") && path.starts_with(place))
@@ -291,6 +292,7 @@ mod tests {
             ("var/lib/pacman/local/gcc-15.2-1/files", true),
             ("var/lib/pacman/local/gcc-15.2-1", true),
             ("usr/share/desc", true),
+            ("var/lib/pacman/sync/core.db", false),
             ("var/log/pacman.log", false),
             ("var/log", true),
         ] {
