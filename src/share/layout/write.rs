@@ -420,6 +420,10 @@ impl Spot<'_> {
                 let parent = self.path.parent().unwrap_or(Path::new("."));
                 return Err(self.rights.refused(parent, errno));
             }
+            // A link or a directory.
+            Err(nix::Error::ELOOP | nix::Error::EISDIR) => {
+                return Err(refusing_overwrite(&self.path));
+            }
             other => other.context(|| self.cannot())?,
         };
         let file = fs::File::from_parts(file.into(), &self.path);
