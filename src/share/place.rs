@@ -29,6 +29,14 @@ impl Destination<'_> {
     pub(super) fn wants_digests(&self) -> bool {
         matches!(self, Self::Registry(registry) if registry.wants_digests())
     }
+
+    /// Returns the verb for messages.
+    pub(super) fn verb(&self) -> &'static str {
+        match self {
+            Self::Registry(_) => "push",
+            Self::Layout(_) => "export",
+        }
+    }
 }
 
 /// Where snapshots come from.

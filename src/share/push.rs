@@ -180,7 +180,7 @@ impl Pushing<'_> {
             let sent = pushing.send_layer(at).await;
             let title = &pushing.what.layers[at].title;
             sent.map(|shared| (at, shared))
-                .context(|| format!("cannot push snapshot `{title}`"))
+                .context(|| format!("cannot {} snapshot `{title}`", pushing.to.verb()))
         });
         // Sent in any order: the first error drops the other transfers, which stops them. Described from the bottom up.
         let layers = futures_util::stream::iter(layers).buffer_unordered(at_once);
@@ -214,7 +214,8 @@ impl Pushing<'_> {
         let changes = LayerContent::Whole(store.image_root(&image.key));
         let there = || Ok(store.image(&image.key)?.is_some());
         let blob = self.blob(known, changes, there).await;
-        let blob = blob.context(|| format!("cannot push image `{}`", image.name))?;
+        let verb = self.to.verb();
+        let blob = blob.context(|| format!("cannot {verb} image `{}`", image.name))?;
         // A layer that others pushed is not remembered, because the next push may sign it.
         if ![&remembered, &others]
             .into_iter()

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::files::{built, text};
 use super::{STEPS, sha256};
 use crate::support::env::TestStore;
+use crate::support::transcript::measured;
 
 const STEP: &str =
     "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /opt; echo one > /opt/one'\n";
@@ -103,10 +104,15 @@ fn what_cannot_be_pushed_cannot_be_exported() {
 fn a_directory_whose_name_means_a_deletion_is_not_written() {
     let (one, other) = (TestStore::new(), TestStore::new());
     let body = "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /opt/kept /opt/.wh.kept'\n";
-    let name = built(&one, &other, body);
-    one.rockenv(&["export", &name, "--snapshots", "x.oci"])
-        .exits(3)
-        .says(&["`/opt/.wh.kept` cannot be shared", "rename it"]);
+    built(&one, &other, body);
+    insta::assert_snapshot!(measured(one.shows("export ENV --snapshots x.oci")), @"
+    export to x.oci … SIZE
+    error: cannot export to `x.oci`
+      caused by: cannot export snapshot `one`
+      caused by: `/opt/.wh.kept` cannot be shared: in a layer its name means a deletion
+    help: remove or rename it in the step that makes it
+    exit code 3
+    ");
     assert!(!one.work().join("x.oci").exists());
 }
 
