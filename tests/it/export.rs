@@ -286,7 +286,8 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     error: `pipe/ENV.provenance.json` is not a file of at most 64 MiB
     exit code 3
     $ rockenv export --check bad
-    error: the manifest names `../b`, which is outside its directory
+    error: cannot check `bad/ENV.provenance.json`
+      caused by: the manifest names `../b`, which is outside its directory
     exit code 3
     ");
     assert_eq!(fs::read_to_string(to.join("more/b")).unwrap(), "changed");

@@ -21,7 +21,7 @@ use crate::store::results::{ResultState, outputs};
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account;
 use crate::sys::catalog::Directory;
-use crate::sys::error::{Error, Result, named_path};
+use crate::sys::error::{Error, Result, ResultExt as _, named_path};
 use crate::sys::name::StepName;
 use crate::sys::shell::quoted_path;
 use crate::sys::trusted_files;
@@ -325,8 +325,10 @@ pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
         if name.ends_with(MANIFEST) {
             let path = entry.path();
             let manifest = parse(&manifest_bytes(&path)?, &path.display().to_string())?;
+            let differences = files::check(directory, &manifest)
+                .context(|| format!("cannot check `{}`", path.display()))?;
             found.push(CheckedManifest {
-                differences: files::check(directory, &manifest)?,
+                differences,
                 files: manifest.subject.len(),
                 manifest: path,
             });
