@@ -177,16 +177,15 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     let store = TestStore::new();
     let env = store.env();
     store.profile(&profile(daemon.port()));
-    store
-        .rockenv(&["export", env, "to"])
-        .exits(7)
-        .says(&[&format!("no env `{env}`")]);
+    let absent = store.shows("export ENV to");
     store.rockenv(&["lock", env]).ok();
     store.rockenv(&["up", env, "--locked"]).ok();
-    store
-        .rockenv(&["export", env, "to"])
-        .ok()
-        .says(&["exported 2 files"]);
+    insta::assert_snapshot!(absent + &store.shows("export ENV to"), @"
+    error: no env `ENV`
+    help: rockenv ls
+    exit code 7
+    exported 2 files; to/ENV.provenance.json describes them
+    ");
     let to = store.work().join("to");
     let name = format!("{env}.provenance.json");
     let text = fs::read(to.join(&name)).unwrap();
@@ -224,16 +223,18 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     assert_eq!(fs::metadata(to.join(&name)).unwrap().uid(), owner);
 
     // A second export, and one to another directory, write the same bytes.
-    store.rockenv(&["export", env, "to"]).ok();
-    store.rockenv(&["export", env, "again"]).ok();
+    insta::assert_snapshot!(store.shows("export ENV to\nexport ENV again\nexport --check to"), @"
+    $ rockenv export ENV to
+    exported 2 files; to/ENV.provenance.json describes them
+    $ rockenv export ENV again
+    exported 2 files; again/ENV.provenance.json describes them
+    $ rockenv export --check to
+    to/ENV.provenance.json: 2 of 2 files match
+    ");
     assert_eq!(
         fs::read(store.work().join("again").join(&name)).unwrap(),
         text
     );
-    store
-        .rockenv(&["export", "--check", "to"])
-        .ok()
-        .says(&["2 of 2 files match"]);
     store
         .rockenv(&["export", "--check", "to", "--allow-incremental"])
         .exits(2);
@@ -322,10 +323,12 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     fs::create_dir(&to).unwrap();
     std::os::unix::fs::chown(&to, Some(1234), Some(1234)).unwrap();
     fs_err::os::unix::fs::symlink("/tmp", to.join("out")).unwrap();
-    store
-        .rockenv(&["export", env, "to"])
-        .exits(2)
-        .says(&["to/out` exists with other content"]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    warning: left out, because no step of env `ENV` as it is now left it: `out/a`; `out/pipe`
+    error: `to/out` exists with other content; refusing to overwrite it
+    help: rockenv export ENV NEW-DIRECTORY
+    exit code 2
+    ");
     fs::remove_file(to.join("out")).unwrap();
     insta::assert_snapshot!(store.shows("export ENV to"), @"
     warning: left out, because no step of env `ENV` as it is now left it: `out/a`; `out/pipe`

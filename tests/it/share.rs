@@ -528,9 +528,15 @@ fn what_was_tampered_with_is_refused() {
         .tree
         .unwrap();
     let (blob, good) = two.registry.spoil(&shared.sha256);
-    two.run(&two.other, &["up", name, "--pull"])
-        .exits(8)
-        .says(&["has SHA-256"]);
+    insta::assert_snapshot!(two.shows("other: up ENV --pull"), @"
+    other$ rockenv up ENV --pull
+    pull from REPOSITORY … SIZE
+    error: cannot pull `ID` from `REPOSITORY`
+      caused by: `REPOSITORY@sha256:ID` sent an invalid response
+      caused by: `STORE/blobs/sha256/.ID.partial` has SHA-256 ID, not ID
+    help: remove it from the registry, then push it again
+    exit code 8
+    ");
     let other = Store::open_existing(two.other.home()).unwrap().unwrap();
     assert!(other.layers().unwrap().is_empty());
     fs::write(&blob, good).unwrap();

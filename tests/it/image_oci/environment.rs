@@ -8,6 +8,7 @@ use super::inside::base;
 use super::make::{Image, Registry, Tar};
 use crate::support::env::TestStore;
 use crate::support::run::{Ran, finish, processes, wait_until};
+use crate::support::transcript::measured;
 
 /// Returns an image with these variables and almost nothing else.
 fn small(env: &Value) -> Image {
@@ -248,11 +249,16 @@ fn names_that_are_none_are_left_out_and_a_huge_environment_is_refused() {
     let store = TestStore::new();
     let env = json!(["1A=x", "A-B=x", "=x", "plain", "NUL=a\u{0}b", "GOOD=x"]);
     give(&store, &small(&env));
-    let built = store.rockenv(&["image", "build", "base"]).ok();
-    built.says(&[
-        "skipped: variable `A-B` of the image: not a variable name",
-        "skipped: variable `NUL` of the image: its value contains a NUL byte",
-    ]);
+    insta::assert_snapshot!(measured(store.shows("image build base")), @"
+    image base … SIZE
+    image base … skipped: variable `1A` of the image: not a variable name
+    image base … skipped: variable `A-B` of the image: not a variable name
+    image base … skipped: variable `` of the image: not a variable name
+    image base … skipped: variable `plain` of the image: not a variable name
+    image base … skipped: variable `NUL` of the image: its value contains a NUL byte
+    image base … done in TIME
+    base: built, 0 packages, digest ID, from sha256:ID
+    ");
     let images = store.rockenv(&["image", "ls", "--json"]).ok().text();
     assert!(
         images.contains("\"GOOD\"") && !images.contains("A-B"),
@@ -262,15 +268,20 @@ fn names_that_are_none_are_left_out_and_a_huge_environment_is_refused() {
         &store,
         &small(&json!([format!("A={}", "x".repeat(100_000))])),
     );
-    store
-        .rockenv(&["image", "build", "base", "--refresh"])
-        .exits(3)
-        .says(&["its environment has 100002 bytes (limit 65536)"]);
+    let huge = store.shows("image build base --refresh");
     give(&store, &small(&json!({ "A": "x" })));
-    store
-        .rockenv(&["image", "build", "base", "--refresh"])
-        .exits(3)
-        .says(&["its configuration is invalid"]);
+    let refused = huge + &store.shows("image build base --refresh");
+    insta::assert_snapshot!(refused, @"
+    error: cannot build image `base`
+      caused by: refused image: its environment has 100002 bytes (limit 65536)
+    help: the image is damaged or was tampered with; use another
+    exit code 3
+    error: cannot build image `base`
+      caused by: refused image: its configuration is invalid
+      caused by: invalid type: map, expected a sequence at line 1 column 39
+    help: the image is damaged or was tampered with; use another
+    exit code 3
+    ");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use rockenv::testing::error::{Error, Kind, Result};
 use rockenv::testing::{BuildContext, BuildProgress, Built, Logins, Recipe, TaskContext, build};
 
 use super::make::{Image, Tar, noise};
+use crate::support::transcript::masked;
 
 /// A place to build in, beside a directory that must never change.
 pub(crate) struct Place {
@@ -78,6 +79,22 @@ impl Place {
         });
         assert!(!left, "an unpacked archive is left");
         built
+    }
+
+    /// Returns what the error of a build from the lines of an `[oci]` table says, as commands print it.
+    #[track_caller]
+    pub(crate) fn refused(&self, table: &str) -> String {
+        let error = self.build(table, "refused").unwrap_err();
+        fs_err::remove_dir_all(self.path("refused")).unwrap();
+        let help = error.help_text();
+        let said = format!(
+            "error: {}\n{}exit code {}\n",
+            error.chain().join("\n  caused by: "),
+            help.map_or_else(String::new, |help| format!("help: {help}\n")),
+            error.kind().exit_code()
+        );
+        let place = self.dir.path().display().to_string();
+        masked(&said, &[(&place, "PLACE")])
     }
 
     /// Builds an image from layers' archives, and returns the names in its tree.

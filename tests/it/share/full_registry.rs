@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
 use crate::support::env::TestStore;
+use crate::support::transcript::measured;
 
 /// Answers requests like an empty registry, and refuses each layer after a part of it.
 fn answer(stream: TcpStream) -> Option<()> {
@@ -48,7 +49,14 @@ fn a_layer_that_is_refused_while_it_is_sent_ends_the_push() {
         }
     });
     let push = store.command(&["push", store.env(), &format!("{host}/team/rocm")]);
-    crate::support::run::finish("push".into(), push)
-        .exits(4)
-        .says(&["cannot push", "507"]);
+    let push = crate::support::run::finish("push".into(), push);
+    insta::assert_snapshot!(measured(store.shown(&push)), @"
+    push to 127.0.0.1:PORT/team/rocm … SIZE
+    error: cannot push to `127.0.0.1:PORT/team/rocm`
+      caused by: cannot push image `base`
+      caused by: cannot send to `127.0.0.1:PORT/team/rocm`
+      caused by: the registry answered 507 Insufficient Storage
+    help: run the command again later, or use another registry
+    exit code 4
+    ");
 }

@@ -235,13 +235,19 @@ fn a_tag_that_may_not_move_is_said() {
     });
     let named = format!("{}:nightly", proxy.repository());
     let push = |words: &[&str]| two.with(&two.one, &[&["push", name], words].concat(), &named);
-    push(&["--until", "one", &named]).ok();
-    push(&["--until", "one", &named])
-        .ok()
-        .says(&["0 layers sent"]);
-    push(&[&named])
-        .exits(4)
-        .says(&["tag `nightly` exists, and the registry does not let it move"]);
+    let one = ["--until", "one", named.as_str()];
+    let said = [&one[..], &one[..], &one[2..]].map(|words| two.one.shown(&push(words)));
+    insta::assert_snapshot!(measured(said.concat()), @"
+    push to 127.0.0.1:PORT/team/rocm … SIZE
+    ENV: 1 snapshot at 127.0.0.1:PORT/team/rocm, the last one as `nightly`; 2 layers sent (SIZE), 0 already there, in TIME
+    push to 127.0.0.1:PORT/team/rocm … SIZE
+    ENV: 1 snapshot at 127.0.0.1:PORT/team/rocm, the last one as `nightly`; 0 layers sent (SIZE), 2 already there, in TIME
+    push to 127.0.0.1:PORT/team/rocm … SIZE
+    error: cannot push to `127.0.0.1:PORT/team/rocm`
+      caused by: tag `nightly` exists, and the registry does not let it move
+    help: push under another tag, or allow tags to move there
+    exit code 4
+    ");
     // The tags of the steps did not move.
     two.run(&two.other, &["up", name, "--pull"])
         .ok()

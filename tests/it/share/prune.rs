@@ -11,6 +11,7 @@ use super::{MANIFEST, Two, get, put};
 use crate::support::env::TestStore;
 use crate::support::run::Ran;
 use crate::support::terminal::Terminal;
+use crate::support::transcript::measured;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
@@ -279,17 +280,15 @@ fn a_registry_that_removes_nothing_is_said(pushed: &Pushed) {
             let fault = Fault::Says(status, String::new(), body.to_owned());
             fault.when(head.starts_with("DELETE "))
         });
-        pushed
-            .prune(
-                &pushed.two.one,
-                &["--older-than", "1s"],
-                &proxy.repository(),
-            )
-            .exits(4)
-            .says(&[
-                "does not let clients remove anything",
-                "help: allow it there",
-            ]);
+        let one = &pushed.two.one;
+        let ran = pushed.prune(one, &["--older-than", "1s"], &proxy.repository());
+        insta::assert_snapshot!(measured(one.shown(&ran)), @"
+        look at 127.0.0.1:PORT/team/rocm … SIZE
+        error: cannot remove snapshots from `127.0.0.1:PORT/team/rocm`
+          caused by: registry `127.0.0.1:PORT` does not let clients remove anything
+        help: allow it there (`storage: delete: enabled: true` in a `registry`), or use the registry's own cleanup rules
+        exit code 4
+        ");
     }
     // A repository that does not exist has nothing to remove.
     let absent = format!("{}/absent", pushed.two.registry.host);

@@ -224,16 +224,22 @@ fn what_is_not_signed_or_wrongly_is_refused() {
     let tag = two.last(name);
     let reference = format!("{repository}:{tag}");
     let refused = |why: &str| {
-        two.pull_verified(&reference, "one.pub")
-            .exits(8)
-            .says(&["cannot pull", "is refused", why]);
+        let pull = two.pull_verified(&reference, "one.pub");
+        let pull = pull.exits(8).says(&["cannot pull", "is refused", why]);
         // `up` neither takes it as a cache nor builds instead.
         let up = two.up_verified(name, &repository);
         assert!(!up.err.contains("building it here"), "{}", up.err);
         up.exits(8).says(&["is refused", why]);
         two.assert_nothing_pulled();
+        two.one.shown(&pull)
     };
-    refused("it is not signed");
+    insta::assert_snapshot!(refused("it is not signed"), @"
+    pull from 127.0.0.1:PORT/team/rocm … 0 B
+    error: cannot pull `ID` from `127.0.0.1:PORT/team/rocm`
+      caused by: manifest sha256:ID is refused: it is not signed
+    help: rockenv push ENV --sign KEY, on the machine that built it; to accept unsigned snapshots, leave out `--verify` and `verify-key`
+    exit code 8
+    ");
     two.push_with(&two.one, name, &repository, "other.key", Some(""))
         .ok();
     refused("it is not signed with the key that belongs to");

@@ -180,10 +180,10 @@ fn a_tree_is_handed_out_whole() {
     store.profile_named(name, STEPS);
     store.rockenv(&["up", name]).ok();
     let whole = tree(&out(&store, name));
-    store
-        .rockenv(&["export", name, "to"])
-        .ok()
-        .says(&["exported 4 files, 4 links, 1 empty directory"]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    warning: env `ENV` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV`, then `rockenv up ENV --locked`
+    exported 4 files, 4 links, 1 empty directory; to/ENV.provenance.json describes them
+    ");
     let to = store.work().join("to");
     assert_eq!(tree(&to.join("out")), whole);
     let text = fs::read(to.join(format!("{name}.provenance.json"))).unwrap();
@@ -210,13 +210,16 @@ fn a_tree_is_handed_out_whole() {
     }
     fs::remove_file(to.join("out/lib64")).unwrap();
     symlink("/etc", to.join("out/lib64")).unwrap();
-    check()
-        .exits(8)
-        .prints("out/lib64 is not a symbolic link to `lib`");
-    store
-        .rockenv(&["export", name, "to"])
-        .exits(2)
-        .says(&["out/lib64` exists with other content"]);
+    insta::assert_snapshot!(store.shows("export --check to\nexport ENV to"), @"
+    $ rockenv export --check to
+    out/lib64 is not a symbolic link to `lib`
+    to/ENV.provenance.json: 8 of 9 files match
+    exit code 8
+    $ rockenv export ENV to
+    error: `to/out/lib64` exists with other content; refusing to overwrite it
+    help: rockenv export ENV NEW-DIRECTORY
+    exit code 2
+    ");
 }
 
 #[test]
