@@ -14,7 +14,7 @@ use crate::plan::resolve::{Engine, Volume, VolumeKind};
 use crate::plan::savings::{self, StartingPoint};
 use crate::plan::{Action, Observed, Plan, PlanStep, Volumes, plan as decide};
 use crate::rocm::gpu;
-use crate::store::Store;
+use crate::store::{Store, source};
 use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::Format;
@@ -153,7 +153,7 @@ fn refused(
     let mut reasons = missing.refused.clone();
     let mut help = Vec::new();
     if !reasons.is_empty() {
-        help.push("correct `path` of the volume".to_owned());
+        help.push(source::MISSING.to_owned());
     }
     if let Some(absence) = &selection.choice.absence {
         reasons.push(absence.why.clone());

@@ -42,13 +42,17 @@ pub(crate) struct Repository {
     pub submodules: bool,
 }
 
+/// Help for a missing directory of the user.
+pub(crate) const MISSING: &str =
+    "correct `path` of the volume in the profile, or put the source there";
+
 /// Refuses a missing directory of the user, which rockenv neither creates nor fetches.
 pub(crate) fn is_there(volume: &str, path: &Path) -> Result<()> {
-    fs::metadata(path).map(drop).map_err(|error| {
+    path.metadata().map(drop).map_err(|error| {
         let place = path.display();
         invalid!("source `{volume}` is missing from `{place}`")
             .source(error)
-            .help("correct `path` of the volume in the profile, or put the source there")
+            .help(MISSING)
     })
 }
 

@@ -21,16 +21,22 @@ fn a_source_directory_that_is_not_there_is_named() {
         "[[volume]]\nname = 'src'\nkind = 'source'\npath = '/nowhere/src'\ntarget = '/src'\n\
          [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n",
     );
-    let named = "source `src` is missing from `/nowhere/src`";
-    for verb in ["up", "lock"] {
-        let ran = store.rockenv(&[verb, store.env()]).exits(3);
-        ran.says(&[named, "help: correct `path` of the volume"]);
+    for command in ["up ENV", "lock ENV"] {
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(store.shows(command), @"
+            error: source `src` is missing from `/nowhere/src`
+              caused by: No such file or directory (os error 2)
+            help: correct `path` of the volume in the profile, or put the source there
+            exit code 3
+            ");
+        }
     }
-    let plan = store.rockenv(&["plan", store.env()]).ok().text();
-    assert!(
-        plan.contains(&format!("`up` would refuse\n  - {named}\n")),
-        "{plan}"
-    );
+    let plan = store.shows("plan ENV");
+    insta::assert_snapshot!(plan.split("\n\n").next().unwrap(), @"
+    ENV: `up` would refuse
+      - source `src` is missing from `/nowhere/src`
+    help: correct `path` of the volume in the profile, or put the source there
+    ");
     // A source that goes after its last step is no error: the env is complete.
     let runs = store.runs();
     fs::create_dir(runs.join("src")).unwrap();
