@@ -29,12 +29,12 @@ pub(super) fn check(
     match relation(&old, origin) {
         Relation::Same => Ok(None),
         Relation::Checkout => Ok(Some(format!(
-            "env `{env}` was made from {}: continuing with another checkout of the same repository",
+            "env `{env}` was made from `{}`: continuing with another checkout of the same repository",
             old.display()
         ))),
         Relation::Other => {
             let new = request.command("up", &[("--name", Some("NAME"))]);
-            Err(usage!("env `{env}` was made from {}", old.display())
+            Err(usage!("env `{env}` was made from `{}`", old.display())
                 .help(format!("{new}, or remove the env first: rockenv rm {env}")))
         }
     }

@@ -36,8 +36,8 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
     match &found.path {
         Some(path) => {
             let text = read(directories, path)?;
-            let text =
-                String::from_utf8(text).map_err(|_| invalid!("{} is not UTF-8", path.display()))?;
+            let text = String::from_utf8(text)
+                .map_err(|_| invalid!("`{}` is not UTF-8", path.display()))?;
             let directory = path.parent().unwrap_or(Path::new("."));
             let beside = |file: &str| read(directories, &directory.join(file));
             let mut hook = parse(name, &text, &path.display().to_string(), &beside)?;
@@ -100,7 +100,7 @@ fn parse(
     beside: &dyn Fn(&str) -> Result<Vec<u8>>,
 ) -> Result<Hook> {
     let raw: file::File = toml::from_str(text).map_err(|error| {
-        invalid!("{shown} is not a valid hook")
+        invalid!("`{shown}` is not a valid hook")
             .source(hide_secrets(error.to_string().trim_end()))
             .help("rockenv schema hook")
     })?;

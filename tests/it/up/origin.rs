@@ -25,18 +25,18 @@ fn another_file_of_that_name_does_not_continue_with_an_env() {
         let (one, two) = (project(store, "c1"), project(store, "c2"));
         let env = store.env();
         store.rockenv(&["up", &one]).exits(5);
-        let made = format!(
-            "env `{env}` was made from {}",
-            store.work().join(&one).display()
-        );
-        let help =
-            format!("rockenv up {two} --name NAME, or remove the env first: rockenv rm {env}");
-        for words in [
-            vec!["up", &two],
-            vec!["plan", &two],
-            vec!["up", &two, "--name", env],
+        for command in [
+            "up c2/ENV.toml",
+            "plan c2/ENV.toml",
+            "up c2/ENV.toml --name ENV",
         ] {
-            store.rockenv(&words).exits(2).says(&[&made, &help]);
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(store.shows(command), @"
+                error: env `ENV` was made from `WORK/c1/ENV.toml`
+                help: rockenv up c2/ENV.toml --name NAME, or remove the env first: rockenv rm ENV
+                exit code 2
+                ");
+            }
         }
         let objects = "cat /v/build/objects";
         store.sh(objects).ok().prints("c1");
