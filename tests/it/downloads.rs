@@ -112,10 +112,7 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     // Only the step that needs the archives makes `up` fetch them.
     store.rockenv(&["up", name, "--until", "before"]).ok();
     assert!(web.asked().is_empty());
-    store.rockenv(&["up", name, "--offline"]).exits(4).says(&[
-        "`--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://",
-        "; `two.zip` from `http://",
-    ]);
+    let mut said = store.shows("up ENV --offline");
     // `lock` fetches before that step has run, and also locks an archive that is declared by its SHA-512 only.
     store.rockenv(&["lock", name]).ok();
     let both = ["/two.zip", "/x/one-1.0.tar.gz"];
@@ -173,16 +170,22 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     fs::write(&blob, "fir").unwrap();
     store.rockenv(&["down", name]).ok();
     store.rockenv(&["--yes", "cache", "clear", "archives"]).ok();
-    store
-        .rockenv(&again)
-        .exits(4)
-        .says(&["`--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://"]);
+    let offline = "up ENV --locked --offline --rerun use";
+    said += &store.shows(offline);
     // Without the blob, `up` names the missing file before the build.
     fs::remove_file(&blob).unwrap();
-    store
-        .rockenv(&again)
-        .exits(4)
-        .says(&["file `one-sources/one-1.0.tar.gz` of cache `archives` from `http://"]);
+    said += &store.shows(offline);
+    insta::assert_snapshot!(said, @"
+    error: `--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://127.0.0.1:PORT/x/one-1.0.tar.gz`; `two.zip` from `http://127.0.0.1:PORT/two.zip`
+    help: run once without --offline
+    exit code 4
+    error: `--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://127.0.0.1:PORT/x/one-1.0.tar.gz`
+    help: run once without --offline
+    exit code 4
+    error: `--offline` is set, but these are missing: file `one-sources/one-1.0.tar.gz` of cache `archives` from `http://127.0.0.1:PORT/x/one-1.0.tar.gz`
+    help: run once without --offline
+    exit code 4
+    ");
     store.assert_clean();
 }
 

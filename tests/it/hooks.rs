@@ -337,6 +337,11 @@ fn what_does_not_fit_fails_before_anything_runs() {
     let store = TestStore::new();
     let src = source(&store);
     let before = seen(&src);
+    let refused = || {
+        let [plan, up] = ["plan ENV", "up ENV"].map(|command| store.shows(command));
+        assert_eq!(plan, up);
+        up
+    };
     let mut said = String::new();
     for text in [
         EDIT.replace("\"one\"", "\"absent\""),
@@ -351,11 +356,20 @@ fn what_does_not_fit_fails_before_anything_runs() {
         )
         .unwrap();
         store.profile(STEPS);
-        let [plan, up] = ["plan ENV", "up ENV"].map(|command| store.shows(command));
-        assert_eq!(plan, up);
-        said += &up;
+        said += &refused();
         assert!(!store.env_dir().join("record.json").exists(), "begun");
     }
+    // Steps before the first one that sees the hook do not need it.
+    for verb in ["plan", "up"] {
+        store.rockenv(&[verb, store.env(), "--until", "tools"]).ok();
+        let ran = store.rockenv(&[verb, store.env(), "--until", "configure"]);
+        ran.exits(3).says(&["hook `fix`"]);
+    }
+    store.sh("cat $HOME/tools").ok().prints("one");
+    fs::remove_file(store.work().join("hooks/fix/p.patch")).unwrap();
+    said += &refused();
+    fs::remove_dir_all(store.work().join("hooks/fix")).unwrap();
+    said += &refused();
     insta::assert_snapshot!(said, @"
     error: hook `fix`: `absent` must occur once in `a.txt`, but is missing: upstream has changed
     help: correct `WORK/hooks/fix/hook.toml`, build a variant without it, or build a revision that it applies to: `rockenv hook check --hook fix --source DIR REVISIONS` finds the one that broke it
@@ -369,26 +383,14 @@ fn what_does_not_fit_fails_before_anything_runs() {
     error: hook `fix`: `p.patch`: `d/c.txt`: hunk 1 does not apply
     help: correct `WORK/hooks/fix/hook.toml`, build a variant without it, or build a revision that it applies to: `rockenv hook check --hook fix --source DIR REVISIONS` finds the one that broke it
     exit code 3
+    error: WORK/hooks/fix/hook.toml:6: cannot read patch `p.patch`
+      caused by: failed to query raw metadata `WORK/hooks/fix/p.patch`: No such file or directory (os error 2)
+    help: rockenv schema hook
+    exit code 3
+    error: no hook `fix`
+    help: rockenv hook ls
+    exit code 7
     ");
-    // Steps before the first one that sees the hook do not need it.
-    for verb in ["plan", "up"] {
-        store.rockenv(&[verb, store.env(), "--until", "tools"]).ok();
-        let ran = store.rockenv(&[verb, store.env(), "--until", "configure"]);
-        ran.exits(3).says(&["hook `fix`"]);
-    }
-    store.sh("cat $HOME/tools").ok().prints("one");
-    fs::remove_file(store.work().join("hooks/fix/p.patch")).unwrap();
-    for verb in ["plan", "up"] {
-        store
-            .rockenv(&[verb, store.env()])
-            .exits(3)
-            .says(&["p.patch"]);
-    }
-    fs::remove_dir_all(store.work().join("hooks/fix")).unwrap();
-    store
-        .rockenv(&["up", store.env()])
-        .exits(7)
-        .says(&["no hook `fix`"]);
     assert_eq!(seen(&src), before);
 }
 

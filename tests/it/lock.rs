@@ -288,22 +288,21 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     git(&checkout, &["checkout", "--quiet", "a"]);
     store.rockenv(&["plan", name, "--locked"]).ok();
     // `lock` overwrites neither the lock file of another build nor a file that is no lock file.
-    insta::assert_snapshot!(store.shown(&store.rockenv(&[
-            "lock",
-            name,
-            "--target",
-            "gfx1103",
-            "--file",
-            "profiles/locked.lock",
-        ])), @"
-        error: `profiles/locked.lock` is the lock file of another build: the target is not set in the lock file, but is `gfx1103` here
-        help: rockenv lock locked --target gfx1103 --file NEW.lock
-        exit code 2
-        ");
-    store
-        .rockenv(&["lock", name, "--file", "images/base.toml"])
-        .exits(3)
-        .says(&["is not a rockenv lock file"]);
+    let said = store.shows(
+        "lock locked --target gfx1103 --file profiles/locked.lock
+        lock locked --file images/base.toml",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv lock locked --target gfx1103 --file profiles/locked.lock
+    error: `profiles/locked.lock` is the lock file of another build: the target is not set in the lock file, but is `gfx1103` here
+    help: rockenv lock locked --target gfx1103 --file NEW.lock
+    exit code 2
+    $ rockenv lock locked --file images/base.toml
+    error: `images/base.toml` is not a rockenv lock file
+      caused by: it has no `version`
+    help: rockenv lock PROFILE --file NEW.lock
+    exit code 3
+    ");
     assert_eq!(git(&checkout, &["rev-parse", "HEAD"]), head);
 }
 

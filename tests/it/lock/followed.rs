@@ -164,24 +164,34 @@ run = "cat /v/src/a"
     store
         .rockenv(&["up", env, "--locked", "--lock-file", &lock])
         .ok();
+    let up = "up ENV --locked --lock-file bad.lock";
+    let mut said = String::new();
     for path in ["../../envs/evil", "/abs"] {
         let text = fs::read_to_string(store.work().join(&lock)).unwrap();
         let text = format!("[files.c]\n\"{path}\" = \"{}\"\n\n{text}", "0".repeat(64));
         let (files, rest) = text.split_once("\n\n").unwrap();
         let text = rest.replacen("[image]", &format!("{files}\n\n[image]"), 1);
         fs::write(store.work().join("bad.lock"), text).unwrap();
-        store
-            .rockenv(&["up", env, "--locked", "--lock-file", "bad.lock"])
-            .exits(3)
-            .says(&["`bad.lock` is not a rockenv lock file", path]);
+        said += &store.shows(up);
     }
     let text = fs::read_to_string(store.work().join(&lock)).unwrap();
     let text = text.replacen("\nfrom = ", "\nmachine-targets = [\"gfx0\"]\nfrom = ", 1);
     fs::write(store.work().join("bad.lock"), text).unwrap();
-    store
-        .rockenv(&["up", env, "--locked", "--lock-file", "bad.lock"])
-        .exits(3)
-        .says(&["`bad.lock` is not a rockenv lock file", "gfx0"]);
+    said += &store.shows(up);
+    insta::assert_snapshot!(said, @"
+    error: `bad.lock` is not a rockenv lock file
+      caused by: `../../envs/evil` is not a path inside a volume
+    help: rockenv lock PROFILE --file NEW.lock
+    exit code 3
+    error: `bad.lock` is not a rockenv lock file
+      caused by: `/abs` is not a path inside a volume
+    help: rockenv lock PROFILE --file NEW.lock
+    exit code 3
+    error: `bad.lock` is not a rockenv lock file
+      caused by: unknown target `gfx0`
+    help: rockenv lock PROFILE --file NEW.lock
+    exit code 3
+    ");
 }
 
 #[test]

@@ -53,14 +53,22 @@ fn results_that_are_not_the_builds_own_are_no_success() {
     let plan = [&["plan", store.env()], &name[..]].concat();
     let not = "1 result is not this build's: `r` in output volume `o`";
     store.rockenv(&plan).ok().says(&[not]);
-    for said in [up(&store, "2", &a), up(&store, "2", &a)] {
-        let said = said.exits(8);
-        assert!(!said.err.contains(": done;"), "{}", said.err);
-        let again = format!("rockenv up {} --param 'v=2' --name {a}", store.env());
-        said.says(&[not, &again]);
-        assert_eq!(read(&store, &a, "o/r"), "1\n");
-        assert_eq!(read(&store, &a, "o/r-2"), "2\n");
-    }
+    let command = "up ENV --param v=2 --name ENV-a";
+    insta::assert_snapshot!(store.shows(&format!("{command}\n{command}")), @"
+    $ rockenv up ENV --param v=2 --name ENV-a
+    ENV-a: 1 step, 1 done before; engine nspawn (root, and systemd-nspawn is installed)
+    warning: `r` in output volume `o` is not as step `x` left it; leaving it as it is
+    error: env `ENV-a` is done, but 1 result is not this build's: `r` in output volume `o`
+    help: move the files away, then run: rockenv up ENV --param 'v=2' --name ENV-a; or make them again: rockenv up ENV --param 'v=2' --name ENV-a --rerun x
+    exit code 8
+    $ rockenv up ENV --param v=2 --name ENV-a
+    warning: `r` in output volume `o` is not as step `x` left it
+    error: env `ENV-a` is done, but 1 result is not this build's: `r` in output volume `o`
+    help: move the files away, then run: rockenv up ENV --param 'v=2' --name ENV-a; or make them again: rockenv up ENV --param 'v=2' --name ENV-a --rerun x
+    exit code 8
+    ");
+    assert_eq!(read(&store, &a, "o/r"), "1\n");
+    assert_eq!(read(&store, &a, "o/r-2"), "2\n");
     store.rockenv(&plan).ok().says(&[not]);
     fs::remove_file(out(&store, &a).join("o/r")).unwrap();
     up(&store, "2", &a).ok();

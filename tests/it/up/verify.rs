@@ -226,21 +226,18 @@ fn what_was_changed_by_hand_in_the_store_is_found() {
         fs::write(layer.join(format!("root/opt/{number}")), "").unwrap();
     }
     let text = verify(&store, &["one"]).exits(8).text();
-    for line in [
-        "/home/builder/closed: mode 0700, 0750",
-        "/home/builder/empty: only in the new build",
-        "/home/builder/lib/same: size 6, 2",
-        "and 15 more",
-    ] {
-        assert!(text.contains(line), "{text}");
-    }
+    assert!(text.contains("\n  and 15 more\n"), "{text}");
     for number in 0..30 {
         fs::remove_file(layer.join(format!("root/opt/{number}"))).unwrap();
     }
-    let text = verify(&store, &["one"]).exits(8).text();
-    for line in ["/b/lib/x: links to `elsewhere`, `x.1`", "/out/lib/x.1: "] {
-        assert!(text.contains(line), "{text}");
-    }
+    insta::assert_snapshot!(verify(&store, &["one"]).exits(8).text(), @"
+    one: 5 paths differ
+      /home/builder/closed: mode 0700, 0750
+      /home/builder/empty: only in the new build
+      /home/builder/lib/same: size 6, 2
+      /out/lib/x.1: file, another name of an earlier file
+      /b/lib/x: links to `elsewhere`, `x.1`, owner 0:0, 1234:1234
+    ");
 }
 
 #[test]
