@@ -10,6 +10,7 @@ use crate::up::context::Context;
 
 pub(crate) fn ls(cx: &Context) -> Result<()> {
     let mut rows = Vec::new();
+    let mut unreadable = Vec::new();
     let store = Store::open_existing(&cx.config.home)?;
     if let Some(store) = &store {
         let locks: Vec<String> = lock::lists().collect();
@@ -32,8 +33,9 @@ pub(crate) fn ls(cx: &Context) -> Result<()> {
                 holder: holder,
             });
         }
-        for unreadable in store.unreadable_envs()? {
-            cx.ui.warn(&unreadable.to_string());
+        unreadable = store.unreadable_envs()?;
+        for one in &unreadable {
+            cx.ui.warn(&one.to_string());
         }
     }
     if cx.json {
@@ -41,6 +43,7 @@ pub(crate) fn ls(cx: &Context) -> Result<()> {
     }
     if rows.is_empty() {
         match &cx.config.roots_store {
+            _ if !unreadable.is_empty() => {}
             Some(_) => cx.ui.note("no envs of your own"),
             None => cx.ui.note("no envs yet; begin with: rockenv up hip-smoke"),
         }

@@ -8,6 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::finish;
+use crate::support::transcript::{masked, transcript};
 use fs_err as fs;
 use jiff::Timestamp;
 use rockenv::testing::Freeze;
@@ -191,15 +193,12 @@ impl Lab {
         text
     }
 
-    /// Expects that `fsck` reports the damage without a change, repairs it on request, and then finds nothing.
-    fn finds_and_mends(&self, words: &[&str]) -> String {
+    /// Expects that `fsck` reports the damage without a change, repairs it on request, and then finds nothing. Returns
+    /// both outputs.
+    fn mends(&self) -> [String; 2] {
         self.wait_for_locks();
         let before = self.listing();
         let text = self.fsck(&[], 1);
-        for word in words {
-            assert!(text.contains(word), "`{word}` is not in\n{text}");
-        }
-        assert!(text.contains("help: "), "{text}");
         assert_eq!(
             before,
             self.listing(),
@@ -207,7 +206,32 @@ impl Lab {
         );
         let mended = self.fsck(&["--repair"], 0);
         self.fsck(&[], 0);
+        [text, mended]
+    }
+
+    /// Expects the same of damage that these words describe, and returns the output of the repair.
+    fn finds_and_mends(&self, words: &[&str]) -> String {
+        let [text, mended] = self.mends();
+        for word in words {
+            assert!(text.contains(word), "`{word}` is not in\n{text}");
+        }
+        assert!(text.contains("help: "), "{text}");
         mended
+    }
+
+    fn masked(&self, text: &str) -> String {
+        masked(text, &[(&self.root.display().to_string(), "STORE")])
+    }
+
+    /// Runs commands, one on each line, and returns what they print.
+    fn shows(&self, commands: &str) -> String {
+        self.wait_for_locks();
+        let root = self.root.display().to_string();
+        transcript(commands, &[(&root, "STORE")], |words| {
+            let mut command = program(&self.root);
+            command.args(words);
+            finish(words.join(" "), command)
+        })
     }
 
     /// Waits until no process holds a lock of the store or of its envs. A process that a concurrent test has just
@@ -272,14 +296,17 @@ fn a_good_store_has_no_problems() {
     // The tree that a freeze replaced is in the trash. No reaper runs here, and `fsck` does not count the trash as a
     // problem.
     assert!(lab.store.has_trash());
-    let text = lab.fsck(&[], 0);
-    assert!(
-        text.contains("no problems") && text.contains("note: the trash contains "),
-        "{text}"
-    );
-    lab.fsck(&["--repair"], 0);
+    insta::assert_snapshot!(lab.shows("fsck\nfsck --repair\nfsck"), @"
+    $ rockenv fsck
+    note: the trash contains 3 items to delete
+      rockenv gc
+    STORE: no problems
+    $ rockenv fsck --repair
+    STORE: no problems
+    $ rockenv fsck
+    STORE: no problems
+    ");
     assert!(!lab.store.has_trash());
-    assert!(!lab.fsck(&[], 0).contains("trash"));
     let json: serde_json::Value = serde_json::from_str(&lab.fsck(&["--json"], 0)).unwrap();
     assert_eq!(json["clean"], true);
     assert_eq!(json["schema"], "rockenv/fsck/1");
@@ -288,14 +315,27 @@ fn a_good_store_has_no_problems() {
 #[test]
 fn no_store_is_not_found() {
     let directory = tempfile::tempdir().unwrap();
-    let output = program(directory.path()).arg("fsck").output().unwrap();
-    assert_eq!(output.status.code(), Some(7));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("help: "));
-    let file = directory.path().join("file");
-    fs::write(&file, "").unwrap();
-    let output = program(&file).arg("fsck").output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("help: "));
+    let place = directory.path().display().to_string();
+    fs::write(directory.path().join("file"), "").unwrap();
+    let said = transcript(
+        "fsck --home PLACE\nfsck --home PLACE/file",
+        &[(&place, "PLACE")],
+        |words| {
+            let mut command = program(Path::new("/nonexistent"));
+            command.args(words);
+            finish(words.join(" "), command)
+        },
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv fsck --home PLACE
+    error: no store at `PLACE`
+    help: rockenv --home PLACE up hip-smoke
+    exit code 7
+    $ rockenv fsck --home PLACE/file
+    error: `PLACE/file` is not a directory
+    help: choose another directory with --home or ROCKENV_HOME
+    exit code 2
+    ");
 }
 
 #[test]
@@ -303,7 +343,16 @@ fn a_missing_layer_costs_only_the_snapshots_that_stand_on_it() {
     let lab = Lab::new();
     let old = lab.record();
     fs::remove_dir_all(lab.layer(1)).unwrap();
-    lab.finds_and_mends(&["depends on layer", "is missing", "snapshot `mine` is lost"]);
+    insta::assert_snapshot!(lab.masked(&lab.mends()[0]), @"
+    layer `ID`: depends on layer `ID`, which is missing
+    env `one`: snapshot `fetch` is lost: layer `ID` is missing
+    env `one`: snapshot `mine` is lost: layer `ID` depends on layer `ID`, which is missing
+    env `one`: a layer below it is lost: layer `ID` depends on layer `ID`, which is missing
+    note: the trash contains 3 items to delete
+      rockenv gc
+    STORE: 4 problems
+    help: rockenv fsck --repair
+    ");
     let new = lab.record();
     assert_eq!(new.snapshots, old.snapshots[..1]);
     assert_eq!(new.head.layer.as_ref(), Some(&old.snapshots[0].layer));
@@ -372,22 +421,6 @@ fn a_layer_without_a_tree_or_with_damaged_json_is_set_aside() {
 }
 
 #[test]
-fn changes_on_a_lost_layer_are_kept() {
-    let lab = Lab::new();
-    let tree = lab.record().head.tree.unwrap();
-    let diff = lab.at("envs/one/trees").join(&tree).join("diff");
-    fs::write(diff.join("note"), "mine").unwrap();
-    fs::remove_dir_all(lab.layer(2)).unwrap();
-    lab.finds_and_mends(&["a layer below it is lost"]);
-    let kept = fs::read_dir(lab.at("envs/one"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .find(|path| path.to_string_lossy().contains(tree.as_str()))
-        .unwrap();
-    assert_eq!(fs::read_to_string(kept.join("diff/note")).unwrap(), "mine");
-}
-
-#[test]
 fn missing_trees_and_volumes_are_forgotten() {
     let lab = Lab::new();
     fs::remove_dir_all(lab.at("envs/one/trees")).unwrap();
@@ -429,23 +462,24 @@ fn orphans_go_to_the_trash() {
         fs::create_dir_all(lab.at(&path)).unwrap();
     }
     fs::create_dir_all(lab.layer(0).join("flat-0123")).unwrap();
-    lab.finds_and_mends(&[
-        "1 tree left",
-        "earlier state of env `one`",
-        "left by an interrupted image build",
-        "left by an interrupted merge",
-        "is an interrupted clone",
-    ]);
+    insta::assert_snapshot!(lab.masked(&lab.mends()[0]), @"
+    layer `ID`: `flat-0123` was left by an interrupted merge
+    `images/tmp-ID-0123`: was left by an interrupted image build
+    env `one`: 1 tree left by a killed command
+    volume `ID-build-ID`: was left by an earlier state of env `one`
+    note: volume `ID-build-ID` belongs to no known env
+      rm -r STORE/volumes/ID-build-ID
+    note: `STORE/sources/therock-ID.part` is an interrupted clone; the next `up` that needs it starts it again
+      rm -r STORE/sources/therock-ID.part
+    note: the trash contains 3 items to delete
+      rockenv gc
+    STORE: 4 problems
+    help: rockenv fsck --repair
+    ");
     assert!(!lab.layer(0).join("flat-0123").exists());
     // The volume may hold hours of work of a lost env, so only an explicit command removes it.
     let volume = lab.at("volumes/fedcba9876543210-build-0123456789abcdef");
     assert!(volume.join("x").exists());
-    let text = lab.fsck(&[], 0);
-    let help = format!("rm -r {}", volume.display());
-    assert!(
-        text.contains("belongs to no known env") && text.contains(&help),
-        "{text}"
-    );
     // A repair never removes a source, even an incomplete one.
     assert!(lab.at("sources/therock-123456789abc.part/.git").exists());
     assert_eq!(lab.record().head.volumes.len(), 1);
@@ -486,51 +520,6 @@ fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
 }
 
 #[test]
-fn what_another_version_wrote_is_left_alone() {
-    let lab = Lab::new();
-    fs::write(lab.at("envs/one/record.json"), "{\"version\": 2}").unwrap();
-    fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
-    let before = lab.listing();
-    let text = lab.fsck(&["--repair"], 1);
-    assert!(text.contains("another version of rockenv"), "{text}");
-    assert_eq!(before, lab.listing());
-    let status = program(&lab.root).args(["status", "one"]).output().unwrap();
-    assert_eq!(status.status.code(), Some(3), "{status:?}");
-    let ls = program(&lab.root).arg("ls").output().unwrap();
-    let said = String::from_utf8_lossy(&ls.stderr);
-    assert!(said.contains("env `one` is skipped"), "{said}");
-    assert!(!said.contains("--repair"), "{said}");
-    // A format with a method that this version does not know is not a damaged one.
-    let format = "{\"version\": 2, \"method\": \"newer\"}";
-    fs::write(lab.at("format"), format).unwrap();
-    let text = lab.fsck(&["--repair"], 3);
-    assert!(text.contains("use the newer rockenv"), "{text}");
-    assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), format);
-}
-
-#[test]
-fn an_env_under_a_name_that_no_env_can_have_is_left_alone() {
-    let lab = Lab::new();
-    let (good, bad) = (lab.at("envs/one"), lab.at("envs/my env"));
-    fs::rename(&good, &bad).unwrap();
-    // `gc` may empty the trash and restore the ballast.
-    let kept = || {
-        let mut listing = lab.listing();
-        let passing = [lab.at(".ballast"), lab.at("trash")];
-        listing.retain(|path, _| !passing.iter().any(|one| path.starts_with(one)));
-        listing
-    };
-    let before = kept();
-    for text in [lab.fsck(&["--repair"], 1), lab.gc(3)] {
-        assert!(text.contains("envs/my env"), "{text}");
-        assert!(text.contains("rename it back"), "{text}");
-    }
-    assert_eq!(before, kept());
-    fs::rename(&bad, &good).unwrap();
-    lab.fsck(&[], 0);
-}
-
-#[test]
 fn images_and_references() {
     let lab = Lab::new();
     spoil(&lab.at("images").join(KEY).join("image.json"));
@@ -566,12 +555,16 @@ fn private_directories_are_private_again() {
     fs::set_permissions(lab.at("sources"), mode(0o777)).unwrap();
     nix::unistd::chown(&lab.at("layers"), Some(1234.into()), None).unwrap();
     fs::remove_dir(lab.at("outputs")).unwrap();
-    lab.finds_and_mends(&[
-        "directory `envs`: others may look into it",
-        "directory `sources`: others may write to it",
-        "belongs to user 1234",
-        "directory `outputs`: is missing",
-    ]);
+    insta::assert_snapshot!(lab.masked(&lab.mends()[0]), @"
+    directory `envs`: others may look into it: its mode is 0755
+    directory `layers`: belongs to user 1234, not to 0
+    directory `outputs`: is missing
+    directory `sources`: others may write to it: its mode is 0777
+    note: the trash contains 3 items to delete
+      rockenv gc
+    STORE: 4 problems
+    help: rockenv fsck --repair
+    ");
     let now = fs::metadata(lab.at("envs")).unwrap().permissions().mode();
     assert_eq!(now & 0o777, 0o700);
 }

@@ -364,7 +364,7 @@ impl Examination<'_> {
         // A command that discards data starts a process that deletes it. That process may still be at work. If it was
         // killed, nothing is lost.
         if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
-            let message = format!("the trash contains {} to delete", count(entries, "thing"));
+            let message = format!("the trash contains {} to delete", count(entries, "item"));
             self.note(message, "rockenv gc");
         }
         for (name, env) in &self.store.envs {

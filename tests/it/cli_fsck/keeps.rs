@@ -174,8 +174,12 @@ fn a_file_in_place_of_a_directory_is_left_alone() {
     let lab = Lab::new();
     fs::remove_dir(lab.at("outputs")).unwrap();
     fs::write(lab.at("outputs"), "mine").unwrap();
-    let text = lab.fsck(&["--repair"], 1);
-    assert!(text.contains("is not a directory"), "{text}");
+    insta::assert_snapshot!(lab.shows("fsck --repair"), @"
+    directory `STORE/outputs`: is not a directory
+    STORE: 1 problem
+    help: move it away: mv STORE/outputs STORE/outputs.old
+    exit code 1
+    ");
     assert_eq!(fs::read_to_string(lab.at("outputs")).unwrap(), "mine");
 }
 
@@ -218,11 +222,17 @@ fn a_directory_that_never_was_a_store_does_not_become_one() {
             fs::write(root.join(file), "mine").unwrap();
         }
         for words in [&["fsck"][..], &["fsck", "--repair"]] {
-            let output = program(&root).arg("--yes").args(words).output().unwrap();
-            let text = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(7), "{count} {words:?}: {text}");
-            assert!(text.contains("is not a rockenv store"), "{text}");
-            assert!(!text.contains("--repair"), "{text}");
+            let mut command = program(&root);
+            command.arg("--yes").args(words);
+            let shown = finish(words.join(" "), command).shown();
+            let place = root.display().to_string();
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(masked(&shown, &[(&place, "PLACE")]), @"
+                error: `PLACE` is not a rockenv store: rockenv has written nothing in it
+                help: name the store's directory: rockenv --home DIR fsck
+                exit code 7
+                ");
+            }
         }
         for file in &files[..count] {
             let text = fs::read_to_string(root.join(file)).unwrap();
@@ -259,4 +269,93 @@ fn a_store_without_its_format_is_known_by_what_rockenv_wrote() {
         let made = fs::read_to_string(lab.at("format")).unwrap();
         assert_eq!(made, good, "{left}");
     }
+}
+
+#[test]
+fn what_another_version_wrote_is_left_alone() {
+    let lab = Lab::new();
+    fs::write(lab.at("envs/one/record.json"), "{\"version\": 2}").unwrap();
+    fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
+    let before = lab.listing();
+    insta::assert_snapshot!(lab.shows("fsck --repair\nstatus one\nls"), @"
+    $ rockenv fsck --repair
+    `STORE/envs/one/record.json`: was written by another version of rockenv: its version is 2
+    STORE: 1 problem
+    help: use the version that wrote it, or move the store away and begin a new one
+    exit code 1
+    $ rockenv status one
+    error: env `one` has format 2, but this rockenv supports only 1
+    help: use the newer rockenv that made it
+    exit code 3
+    $ rockenv ls
+    warning: env `one` is skipped: env `one` has format 2, but this rockenv supports only 1; details: rockenv fsck
+    ");
+    assert_eq!(before, lab.listing());
+    // A format with a method that this version does not know is not a damaged one.
+    let format = "{\"version\": 2, \"method\": \"newer\"}";
+    fs::write(lab.at("format"), format).unwrap();
+    insta::assert_snapshot!(lab.shows("fsck --repair"), @"
+    error: store `STORE` has format 2, but this rockenv supports only 1
+    help: use the newer rockenv that made it
+    exit code 3
+    ");
+    assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), format);
+}
+
+#[test]
+fn an_env_under_a_name_that_no_env_can_have_is_left_alone() {
+    let lab = Lab::new();
+    let (good, bad) = (lab.at("envs/one"), lab.at("envs/my env"));
+    fs::rename(&good, &bad).unwrap();
+    // `gc` may empty the trash and restore the ballast.
+    let kept = || {
+        let mut listing = lab.listing();
+        let passing = [lab.at(".ballast"), lab.at("trash")];
+        listing.retain(|path, _| !passing.iter().any(|one| path.starts_with(one)));
+        listing
+    };
+    let before = kept();
+    insta::assert_snapshot!(lab.shows("fsck --repair\ngc --yes"), @"
+    $ rockenv fsck --repair
+    `STORE/envs/my env`: was written by another version of rockenv: no env has such a name; if you renamed it, rename it back
+    STORE: 1 problem
+    help: use the version that wrote it, or move the store away and begin a new one
+    exit code 1
+    $ rockenv gc --yes
+    error: `STORE/envs/my env` was written by another version of rockenv: no env has such a name; if you renamed it, rename it back
+    help: use the version that wrote it
+    exit code 3
+    ");
+    assert_eq!(before, kept());
+    fs::rename(&bad, &good).unwrap();
+    lab.fsck(&[], 0);
+}
+
+#[test]
+fn changes_on_a_lost_layer_are_kept() {
+    let lab = Lab::new();
+    let tree = lab.record().head.tree.unwrap();
+    let diff = lab.at("envs/one/trees").join(&tree).join("diff");
+    fs::write(diff.join("note"), "mine").unwrap();
+    fs::remove_dir_all(lab.layer(2)).unwrap();
+    insta::assert_snapshot!(lab.masked(&lab.mends().concat()), @"
+    env `one`: snapshot `mine` is lost: layer `ID` is missing
+    env `one`: a layer below it is lost: layer `ID` is missing
+    note: the trash contains 3 items to delete
+      rockenv gc
+    STORE: 2 problems
+    help: rockenv fsck --repair
+    repaired: env `one`: snapshot `mine` is lost: layer `ID` is missing
+      its changes since then are now `STORE/envs/one/tree-ID.damaged-DATE`
+    repaired: env `one`: a layer below it is lost: layer `ID` is missing
+    note: `STORE/envs/one/tree-ID.damaged-DATE` was set aside by a repair
+      rm -r STORE/envs/one/tree-ID.damaged-DATE
+    STORE: repaired everything
+    ");
+    let kept = fs::read_dir(lab.at("envs/one"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_string_lossy().contains(tree.as_str()))
+        .unwrap();
+    assert_eq!(fs::read_to_string(kept.join("diff/note")).unwrap(), "mine");
 }
