@@ -128,7 +128,7 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
         let help = "run it on a machine of the cluster, or write the script without `--submit`";
         return Err(error.help(help));
     }
-    let (mut queued, mut answers) = (None, true);
+    let (mut lines, mut queued, mut answers) = (Vec::new(), None, true);
     let submitted = Program::at("/bin/sh")
         .inherit_env()
         .env("PATH", path)
@@ -142,10 +142,14 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
                     .take()
                     .or_else(|| line.strip_prefix(QUEUED).map(str::to_owned));
                 answers &= line != NO_QUEUE;
-                cx.ui.note(line);
+                lines.push(line.to_owned());
             }
             process::Event::Tick => cancel.poll(),
         });
+    // A failure has them as its cause.
+    if submitted.is_ok() || cancel.caught().is_some() {
+        lines.iter().for_each(|line| cx.ui.note(line));
+    }
     let submitted = cancel.outcome(submitted).map_err(|error| {
         let (kind, help) = match (error.kind(), queued) {
             (kind @ Kind::Signal(_), _) => (kind, None),

@@ -535,25 +535,40 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
     };
     let mut command = submit_with(&store, &[]);
     command.env("PATH", store.work().join("bin"));
-    finish("matrix slurm --submit".into(), command)
-        .exits(4)
-        .says(&["no `squeue` here", "help: ", "without `--submit`"]);
+    let refused = finish("matrix slurm --submit".into(), command);
+    insta::assert_snapshot!(store.shown(&refused), @"
+    error: cannot submit the jobs to Slurm: there is no `squeue` here
+    help: run it on a machine of the cluster, or write the script without `--submit`
+    exit code 4
+    ");
     // An array, in the format that `squeue` has for job, task and comment.
     let env = format!("{}-gfx1201", store.env());
     let queue = format!("echo 4711 1 rockenv:other,{env}");
-    submit(&[("squeue", &queue), ("sbatch", ""), ("scancel", "")])
-        .exits(6)
-        .says(&[
-            &format!("already in the queue, as job 4711: {env}"),
-            "help: scancel 4711, ",
-        ]);
-    submit(&[("squeue", "echo 'slurm_load_jobs error' >&2; exit 1")])
-        .exits(4)
-        .says(&["slurm_load_jobs error", "help: `scontrol ping`"]);
-    submit(&[
-        ("squeue", ""),
-        ("sbatch", "echo 'sbatch: error: no' >&2; exit 1"),
-    ])
-    .exits(4)
-    .says(&["sbatch: error: no", "help: ", "sinfo"]);
+    let refused = [
+        &[("squeue", &*queue), ("sbatch", ""), ("scancel", "")][..],
+        &[("squeue", "echo 'slurm_load_jobs error' >&2; exit 1")],
+        &[
+            ("squeue", ""),
+            ("sbatch", "echo 'sbatch: error: no' >&2; exit 1"),
+        ],
+    ];
+    let refused = refused.map(|tools| store.shown(&submit(tools)));
+    insta::assert_snapshot!(refused.concat(), @"
+    error: cannot submit the jobs to Slurm
+      caused by: `sh` failed with status 1
+      caused by: these envs are already in the queue, as job 4711: ENV-gfx1201
+    help: scancel 4711, or wait for it
+    exit code 6
+    error: cannot submit the jobs to Slurm
+      caused by: `sh` failed with status 1
+      caused by: slurm_load_jobs error
+        squeue failed
+    help: `scontrol ping` shows whether Slurm answers
+    exit code 4
+    error: cannot submit the jobs to Slurm
+      caused by: `sh` failed with status 1
+      caused by: sbatch: error: no
+    help: check `--gres` and `--sbatch`; sinfo shows what the cluster has
+    exit code 4
+    ");
 }
