@@ -21,7 +21,7 @@ use super::tree::{Seen, Tree};
 use crate::store::config::{Config, Terminal};
 use crate::store::lock::Lock;
 use crate::sys::account::{Existing, become_caller};
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, named_path};
 use crate::sys::host::{Host, working_directory};
 use crate::sys::readable::readable;
 use crate::sys::shell::quoted;
@@ -183,8 +183,9 @@ fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
         let parts = path.components();
         let path: PathBuf = parts.filter(|part| *part != Component::CurDir).collect();
         if let Err(error) = fs::symlink_metadata(working.join(&path)) {
-            let error = not_found!("cannot send `{}`", path.display()).source(error);
-            return Err(error.help("--send takes a path below the working directory"));
+            return Err(not_found!("cannot send `{}`", path.display())
+                .source(named_path(&path)(error))
+                .help("--send takes a path below the working directory"));
         }
         list(working, &path, &mut found)?;
     }
