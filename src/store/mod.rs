@@ -65,6 +65,7 @@ use crate::sys::atomic::{self, random_id};
 use crate::sys::beneath;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
+use crate::sys::name::InvalidName;
 use crate::sys::shell::quoted_path;
 use crate::sys::suggest;
 use crate::tree::{self, Method};
@@ -398,9 +399,8 @@ impl Store {
 
 /// Refuses a name that could leave its directory or confuse an engine.
 pub(crate) fn check_name(name: &str) -> Result<EnvName> {
-    name.parse().map_err(|_| {
-        usage!("`{}` is not a valid name", name.escape_debug())
-            .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit")
+    name.parse().map_err(|rule: InvalidName| {
+        usage!("`{}` is not a valid name", name.escape_debug()).help(rule.0)
     })
 }
 

@@ -8,8 +8,9 @@ use super::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidName(pub(crate) &'static str);
 
-pub(crate) const NOT_SHORT: InvalidName =
-    InvalidName("a name is up to 64 of a-z 0-9 . _ -, beginning with a letter or digit");
+pub(crate) const NOT_SHORT: InvalidName = InvalidName(
+    "a name is up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit",
+);
 
 impl fmt::Display for InvalidName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
