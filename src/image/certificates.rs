@@ -11,7 +11,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::account::path_in_file;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, named_path};
 use crate::sys::host::system_text;
 use crate::sys::process::TEMPORARY;
 use crate::sys::shell::quoted_path;
@@ -42,6 +42,9 @@ const PLACES: [&str; 5] = [
 
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
+
+/// Help for a wrong setting.
+const EXAMPLE: &str = "ca-certificates = \"host\", or a list of PEM files";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authorities {
@@ -78,7 +81,7 @@ impl Written {
                 let word = word.escape_debug();
                 return Err(
                     invalid!("invalid `ca-certificates` in the configuration: `{word}`")
-                        .help("ca-certificates = \"host\", or a list of PEM files"),
+                        .help(EXAMPLE),
                 );
             }
             Self::Files(paths) => paths,
@@ -112,9 +115,10 @@ impl Authorities {
                 let mut pem = String::new();
                 for path in paths {
                     let bytes = fs::read(path).map_err(|error| {
-                        let path = path.display();
-                        invalid!("cannot read `{path}`, which `ca-certificates` in the configuration names")
-                            .source(error)
+                        let shown = path.display();
+                        invalid!("cannot read `{shown}`, which `ca-certificates` in the configuration names")
+                            .source(named_path(path)(error))
+                            .help(EXAMPLE)
                     })?;
                     let found = certificates(&String::from_utf8_lossy(&bytes));
                     if found.is_empty() {

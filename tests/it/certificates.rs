@@ -215,10 +215,16 @@ fn downloads_trust_the_configured_authorities() {
     let build = ["image", "build", "far"];
     assert_ne!(store.rockenv(&build).code, 0);
     let key = server.directory.join("ca.key").display().to_string();
-    with(&store, &key, &build)
-        .exits(3)
-        .says(&["ca.key` has no certificate in PEM form"]);
-    with(&store, "/nowhere.pem", &build).says(&["`ca-certificates` in the configuration"]);
+    let refused = [&*key, "/nowhere.pem"].map(|authorities| with(&store, authorities, &build));
+    insta::assert_snapshot!(refused.map(|ran| store.shown(&ran)).concat(), @r#"
+    error: `WORK/server/ca.key` has no certificate in PEM form
+    help: openssl x509 -inform der -in WORK/server/ca.key -out WORK/server/ca.key.pem
+    exit code 3
+    error: cannot read `/nowhere.pem`, which `ca-certificates` in the configuration names
+      caused by: `/nowhere.pem` does not exist
+    help: ca-certificates = "host", or a list of PEM files
+    exit code 3
+    "#);
     with(&store, &server.authority(), &build).ok();
 }
 
