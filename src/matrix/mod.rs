@@ -34,10 +34,12 @@ impl Cell {
     pub(crate) fn targets(&self, own: &[Target]) -> Result<Vec<Target>> {
         match (self.target, own, &self.profile) {
             (Some(target), _, _) => Ok(vec![target]),
-            (None, [], Some(profile)) => Err(usage!("profile `{profile}` names no targets and none are given")
-            .help(format!(
-                "rockenv matrix up --profile {profile} gfx1103, or `targets = [\"gfx1103\"]` in the profile"
-            ))),
+            (None, [], Some(profile)) => Err(usage!(
+                "profile `{profile}` names no targets and none are given"
+            )
+            .help(
+                "name a target, such as gfx1103, or add `targets = [\"gfx1103\"]` to the profile",
+            )),
             (None, own, _) => Ok(own.to_vec()),
         }
     }

@@ -352,40 +352,52 @@ fn an_env_that_somebody_holds_stops_no_other() {
 fn what_cannot_be_planned_is_said_and_the_others_are_built() {
     let store = TestStore::new();
     steps(&store, STEPS);
-    let asked = ["matrix", "up", "-p", store.env(), "gfx1100", "gfx9999"];
-    store.rockenv(&asked).exits(7).says(&["gfx9999"]);
-    let asked = [
-        "matrix",
-        "up",
-        "-p",
-        store.env(),
-        "gfx1100",
-        "--",
-        "--until",
-        "none",
-    ];
-    let table = store.rockenv(&asked).exits(7).text();
-    assert!(table.contains("has no step `none`"), "{table}");
-    for option in [
-        "--dry-run",
-        "-d",
-        "--json",
-        "--progress=json",
-        "-h",
-        "--home=/s",
-    ] {
+    let said = store.shows(
+        "matrix up -p ENV gfx1100 gfx9999
+        matrix up -p ENV gfx1100 -- --until none
+        matrix up -p none.toml gfx1100
+        matrix json -p none.toml gfx1100
+        matrix github -p none.toml gfx1100",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv matrix up -p ENV gfx1100 gfx9999
+    error: unknown target `gfx9999`
+    help: did you mean `gfx900`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
+    exit code 7
+    $ rockenv matrix up -p ENV gfx1100 -- --until none
+    target   env  outcome  time  disk  why
+    gfx1100       failed   TIME   0 B  profile `ENV` has no step `none`
+    gfx1100: error: profile `ENV` has no step `none`
+    gfx1100: help: did you mean `one`? its steps are: one, two, own
+    exit code 7
+    $ rockenv matrix up -p none.toml gfx1100
+    target   env  outcome  time  disk  why
+    gfx1100       failed   TIME   0 B  no profile file `none.toml`
+    gfx1100: error: no profile file `none.toml`
+    gfx1100: help: `rockenv profile ls` lists the profiles that have names
+    exit code 7
+    $ rockenv matrix json -p none.toml gfx1100
+    error: no profile file `none.toml`
+    help: `rockenv profile ls` lists the profiles that have names
+    exit code 7
+    $ rockenv matrix github -p none.toml gfx1100
+    error: no profile file `none.toml`
+    help: `rockenv profile ls` lists the profiles that have names
+    exit code 7
+    ");
+    let options = "--dry-run -d --json --progress=json -h --home=/s";
+    let refused = options.split(' ').map(|option| {
         let refused = store.rockenv(&matrix(&store, &["--", option])).exits(2);
-        let help = match option {
-            "--home=/s" => "help: all envs are in one store: rockenv --home DIR matrix up",
-            _ => "help: `rockenv plan TARGET`",
-        };
-        refused.says(&["cannot be passed to each `up`", help]);
-    }
-    for form in ["up", "github", "json"] {
-        let asked = ["matrix", form, "-p", "none.toml", "gfx1100"];
-        let missing = "no profile file `none.toml`";
-        store.rockenv(&asked).exits(7).says(&[missing]);
-    }
+        refused.err.replace("\nhelp:", ":")
+    });
+    insta::assert_snapshot!(refused.collect::<String>(), @"
+    error: `--dry-run` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
+    error: `-d` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
+    error: `--json` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
+    error: `--progress` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
+    error: `-h` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
+    error: `--home` cannot be passed to each `up`: all envs are in one store: rockenv --home DIR matrix up
+    ");
     assert!(store.ran().is_empty());
 }
 
@@ -448,19 +460,23 @@ fn profiles_that_name_their_targets_need_no_others() {
     assert_eq!(jobs["include"][1]["target"], "gfx1201");
     assert_eq!(jobs["include"][1]["up"][0], b);
     // A profile without targets is reported before anything is built.
-    for verb in [&["up"][..], &["json"], &["github"], &["slurm"]] {
-        let asked = [&["matrix"], verb, &["-p", a, "-p", c]].concat();
-        let refused = store.rockenv(&asked).exits(2);
-        refused.says(&[&format!("profile `{c}` names no targets"), "help: "]);
+    for verb in ["up", "json", "github", "slurm"] {
+        let refused = store.shows(&format!("matrix {verb} -p ENV-a -p ENV-c"));
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(refused, @r#"
+            error: profile `ENV-c` names no targets and none are given
+            help: name a target, such as gfx1103, or add `targets = ["gfx1103"]` to the profile
+            exit code 2
+            "#);
+        }
     }
     store.rockenv(&["matrix", "up"]).exits(2);
     // Two builds cannot use the same env.
-    let both = format!("{}-both", store.env());
-    let asked = ["matrix", "up", "-p", a, "-p", b, "--", "--name", &both];
-    store
-        .rockenv(&asked)
-        .exits(2)
-        .says(&[&format!("both env `{both}`")]);
+    insta::assert_snapshot!(store.shows("matrix up -p ENV-a -p ENV-b -- --name both"), @"
+    error: `up ENV-a` and `up ENV-b` are both env `both`
+    help: use profiles with different names, and no `--name` for all envs
+    exit code 2
+    ");
     remove_all(&store, &["a", "b"]);
 }
 
@@ -522,10 +538,12 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
     store
         .rockenv(&["up", store.env(), "--target", "gfx1103"])
         .ok();
-    store
-        .rockenv(&matrix(&store, &["--ephemeral"]))
-        .exits(2)
-        .says(&[&format!("env `{other}` exists and is not ephemeral")]);
+    let refused = store.rockenv(&matrix(&store, &["--ephemeral"]));
+    insta::assert_snapshot!(store.shown(&refused), @"
+    error: env `ENV-gfx1103` exists and is not ephemeral
+    help: rockenv up ... --ephemeral --name NEW, or first: rockenv rm ENV-gfx1103
+    exit code 2
+    ");
     // The envs before it were not created either.
     let listed = store.rockenv(&["ls", "--json"]).ok().text();
     assert_eq!(listed.matches("\"env\": ").count(), 1, "{listed}");

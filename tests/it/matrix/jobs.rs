@@ -52,14 +52,19 @@ fn jobs_of_ci_are_one_line_of_json() {
     );
     let empty = store.rockenv(&[&asked[..], &["--shard", "3/3"]].concat());
     empty.ok().prints("{\"include\":[]}");
-    store
-        .rockenv(&[&asked[..], &["--shard", "3/2"]].concat())
-        .exits(2)
-        .says(&["1/4"]);
     fs::write(runners, "[gpu]\ngfx1104 = ['a']\n").unwrap();
-    let refused = store.rockenv(&[&asked[..], &["--runners", runners]].concat());
-    insta::assert_snapshot!(store.shown(&refused), @"
-    error: cannot read `WORK/runners.toml`
+    let said = store.shows(
+        "matrix json -p ENV gfx1103 --shard 3/2
+        matrix json -p ENV gfx1103 --runners runners.toml",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv matrix json -p ENV gfx1103 --shard 3/2
+    error: invalid value '3/2' for '--shard <I/N>': a part is written `1/4`, from 1/4 to 4/4
+
+    For more information, try '--help'.
+    exit code 2
+    $ rockenv matrix json -p ENV gfx1103 --runners runners.toml
+    error: cannot read `runners.toml`
       caused by: no target or family `gfx1104`
     help: did you mean `gfx1100`?
     exit code 3
@@ -89,11 +94,14 @@ fn jobs_use_the_store_and_the_registry_that_are_named() {
             .exits(2)
             .says(&["`--home`", &setup]);
     }
-    for registry in ["bad reg", "foo"] {
-        write(&[], &["slurm", "--registry", registry])
-            .exits(2)
-            .says(&[&format!("`{registry}` names no registry"), "help: "]);
-    }
+    let said = ["bad reg", "foo"]
+        .map(|registry| write(&[], &["slurm", "--registry", registry]).exits(2).err);
+    insta::assert_snapshot!(said.concat(), @"
+    error: `bad reg` names no registry
+    help: registry.example.org/name, or registry.example.org/name:tag
+    error: `foo` names no registry
+    help: registry.example.org/name, or registry.example.org/name:tag
+    ");
     // The jobs pull from this registry. It may be unreachable from here, and no other one is configured.
     let registry = ["matrix", "gitlab", "--registry", "registry.invalid/r"];
     let which = [
