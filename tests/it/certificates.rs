@@ -217,10 +217,14 @@ fn downloads_trust_the_configured_authorities() {
     let key = server.directory.join("ca.key").display().to_string();
     let refused = [&*key, "/nowhere.pem"].map(|authorities| with(&store, authorities, &build));
     insta::assert_snapshot!(refused.map(|ran| store.shown(&ran)).concat(), @r#"
-    error: `WORK/server/ca.key` has no certificate in PEM form
+    image far … 0 B
+    error: cannot build image `far`
+      caused by: `WORK/server/ca.key` has no certificate in PEM form
     help: openssl x509 -inform der -in WORK/server/ca.key -out WORK/server/ca.key.pem
     exit code 3
-    error: cannot read `/nowhere.pem`, which `ca-certificates` in the configuration names
+    image far … 0 B
+    error: cannot build image `far`
+      caused by: cannot read `/nowhere.pem`, which `ca-certificates` in the configuration names
       caused by: `/nowhere.pem` does not exist
     help: ca-certificates = "host", or a list of PEM files
     exit code 3

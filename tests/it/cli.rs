@@ -202,12 +202,15 @@ fn a_profile_is_shown_as_written_and_as_resolved() {
         toml.contains("gfx1100") && !toml.contains("gfx1103"),
         "{toml}"
     );
-    let ran = place.run(&["profile", "show", "hip-smoke", "-t", "gfx1100"]);
-    assert!(
-        ran.code == 2 && ran.err.contains("--resolved"),
-        "{}",
-        ran.err
-    );
+    insta::assert_snapshot!(place.shows("profile show hip-smoke -t gfx1100"), @"
+    error: the following required arguments were not provided:
+      --resolved
+
+    Usage: rockenv profile show --resolved --target <GFX> <PROFILE|TARGET|FILE.toml>
+
+    For more information, try '--help'.
+    exit code 2
+    ");
     // `plan` and `show --resolved` agree on the steps.
     let plan = place
         .look(&["plan", "hip-smoke", "-t", "gfx1100", "--json"])
@@ -286,12 +289,15 @@ fn a_new_profile_is_valid_and_nothing_is_overwritten() {
 #[test]
 fn schemas_are_json_schemas() {
     let place = Place::new();
-    for what in ["profile", "image", "config", "events", "record"] {
+    for what in [
+        "profile", "image", "hook", "config", "events", "metrics", "record",
+    ] {
         let schema = place.look(&["schema", what]).json();
         assert!(
             schema["$schema"].as_str().unwrap().contains("json-schema"),
             "{what}"
         );
+        assert_eq!(schema["$id"], format!("urn:rockenv:schema:{what}"));
     }
     assert_eq!(place.look(&["schema"]).json()["title"], "rockenv profile");
     let events = place.look(&["schema", "events"]).json();

@@ -259,15 +259,22 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
         assert!(home.join(path).exists(), "{path}");
     }
     assert!(download.exists());
-    store.rockenv(&["cache", "clear", "--yes", "link"]).exits(7);
     let caches = store.rockenv(&["cache", "ls"]).ok().text();
     assert!(
         !caches.contains("link") && caches.contains(store.env()),
         "{caches}"
     );
-    store
-        .rockenv(&["cache", "clear", "--yes", "../sources"])
-        .exits(7);
+    let said = store.shows("cache clear --yes link\ncache clear --yes ../sources");
+    insta::assert_snapshot!(said, @"
+    $ rockenv cache clear --yes link
+    error: no cache `link`
+    help: rockenv cache ls
+    exit code 7
+    $ rockenv cache clear --yes ../sources
+    error: no cache `../sources`
+    help: rockenv cache ls
+    exit code 7
+    ");
     assert!(elsewhere.join("mine").exists());
     untouched(&store);
     store

@@ -383,11 +383,13 @@ fn what_does_not_fit_fails_before_anything_runs() {
     error: hook `fix`: `p.patch`: `d/c.txt`: hunk 1 does not apply
     help: correct `WORK/hooks/fix/hook.toml`, build a variant without it, or build a revision that it applies to: `rockenv hook check --hook fix --source DIR REVISIONS` finds the one that broke it
     exit code 3
-    error: WORK/hooks/fix/hook.toml:6: cannot read patch `p.patch`
+    error: profile `ENV` names hook `fix`
+      caused by: WORK/hooks/fix/hook.toml:6: cannot read patch `p.patch`
       caused by: failed to query raw metadata `WORK/hooks/fix/p.patch`: No such file or directory (os error 2)
     help: rockenv schema hook
     exit code 3
-    error: no hook `fix`
+    error: profile `ENV` names hook `fix`
+      caused by: no hook `fix`
     help: rockenv hook ls
     exit code 7
     ");

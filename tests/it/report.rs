@@ -224,8 +224,13 @@ fn a_repository_of_this_machine_is_not_named() {
     // A global option may precede the command.
     for more in [&["--markdown"][..], &["-o", "page"], &["--force"]] {
         let asked = [&["--json", "report", store.env()][..], more].concat();
-        let refused = store.rockenv(&asked).exits(2);
-        refused.says(&["`--json` cannot be combined with `--markdown`"]);
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(store.rockenv(&asked).shown(), @"
+            error: `--json` cannot be combined with `--markdown`, `--output` or `--force`
+            help: leave out --json
+            exit code 2
+            ");
+        }
     }
     // A command inside names a clone that is gone.
     fs::remove_dir_all(store.home().join("sources")).unwrap();

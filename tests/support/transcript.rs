@@ -68,8 +68,8 @@ pub(crate) fn transcript(
     masked(&all, masks)
 }
 
-/// Masks texts, and everything that differs between runs: durations, ages, dates, digests, ids and ports. Removes the
-/// reports of locks that a busy machine holds for more than a second.
+/// Masks texts, and everything that differs between runs: durations, ages, dates, digests, ids, ports and the number of
+/// packages of a distribution. Removes the reports of locks that a busy machine holds for more than a second.
 pub(crate) fn masked(text: &str, masks: &Masks<'_>) -> String {
     static FILTERS: LazyLock<Filters> = LazyLock::new(|| {
         filters(&[
@@ -78,6 +78,7 @@ pub(crate) fn masked(text: &str, masks: &Masks<'_>) -> String {
             (r"\b20[0-9]{2}-?[0-9]{2}-?[0-9]{2}[T ][0-9:.]+Z?\b", "DATE"),
             (r"\b[0-9a-f]{12,}\b", "ID"),
             (r"\b(127\.0\.0\.1|localhost):[0-9]{4,5}\b", "$1:PORT"),
+            (r"\b[1-9][0-9]+ packages\b", "N packages"),
             (r"(?m)^waiting for .*, held by .*\n", ""),
             (r"(?m) +$", ""),
         ])

@@ -107,11 +107,12 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
         .says(&["warning: nothing but `--setup` installs rockenv on `ubuntu-latest`"]);
     let named = workflow(&store, &["--action", "o/r@0123", "--rockenv", "rockenv"]);
     assert_eq!(steps(&named)[1]["uses"], "o/r@0123");
-    let bad = ["matrix", "github", "gfx1201", "--action", "o/r"];
-    store
-        .rockenv(&bad)
-        .exits(2)
-        .says(&["OWNER/REPOSITORY@COMMIT"]);
+    insta::assert_snapshot!(store.shows("matrix github gfx1201 --action o/r"), @"
+    error: invalid value 'o/r' for '--action <REPOSITORY@COMMIT>': an action is written `OWNER/REPOSITORY@COMMIT`
+
+    For more information, try '--help'.
+    exit code 2
+    ");
 
     // The action fetches a release, compares it with the digest, and installs it.
     let release = store.work().join(format!("releases/v{version}"));

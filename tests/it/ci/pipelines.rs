@@ -369,11 +369,6 @@ fn machines_that_share_nothing_get_whole_envs() {
         workflow.to_string().contains("for env in other; do"),
         "{workflow}"
     );
-    let asked = [
-        "matrix", "github", "gfx1103", "gfx1201", "--", "-n", "other",
-    ];
-    let said = store.rockenv(&asked).exits(2);
-    said.says(&["are both env `other`", "no `--name` for all envs"]);
     // A part without envs writes no file.
     for system in ["github", "gitlab", "slurm", "kubernetes"] {
         let more: &[&str] = match system {
@@ -397,12 +392,26 @@ fn machines_that_share_nothing_get_whole_envs() {
         let bad = ["matrix", system, "gfx1103", empty];
         store.rockenv(&bad).exits(2).says(&["a value is required"]);
     }
-    let bad = ["matrix", "github", "gfx1103", "--secret", "A=${{ x }}"];
-    let said = store.rockenv(&bad).exits(2);
-    said.says(&["a secret is written `TOKEN=REGISTRY_TOKEN`"]);
-    let nobodys = ["matrix", "slurm", "gfx1103", "--secret", "A=B"];
-    let said = store.rockenv(&nobodys).exits(2);
-    said.says(&["`--secret A=B`: these jobs get no secrets", "help: export"]);
+    let said = store.shows(
+        "matrix github gfx1103 gfx1201 -- -n other
+        matrix github gfx1103 --secret 'A=${{ x }}'
+        matrix slurm gfx1103 --secret A=B",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv matrix github gfx1103 gfx1201 -- -n other
+    error: `up gfx1103` and `up gfx1201` are both env `other`
+    help: use profiles with different names, and no `--name` for all envs
+    exit code 2
+    $ rockenv matrix github gfx1103 --secret 'A=${{ x }}'
+    error: invalid value 'A=${{ x }}' for '--secret <ENV=NAME>': a secret is written `TOKEN=REGISTRY_TOKEN`: the variable, and the system's name of the secret, of letters, digits and `_`
+
+    For more information, try '--help'.
+    exit code 2
+    $ rockenv matrix slurm gfx1103 --secret A=B
+    error: `--secret A=B`: these jobs get no secrets
+    help: export the variable before you submit: `sbatch` passes its environment on
+    exit code 2
+    ");
 }
 
 #[test]

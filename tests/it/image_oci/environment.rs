@@ -278,7 +278,7 @@ fn names_that_are_none_are_left_out_and_a_huge_environment_is_refused() {
     exit code 3
     error: cannot build image `base`
       caused by: refused image: its configuration is invalid
-      caused by: invalid type: map, expected a sequence at line 1 column 39
+      caused by: invalid type: map, expected a sequence at line 1 column 40
     help: the image is damaged or was tampered with; use another
     exit code 3
     ");

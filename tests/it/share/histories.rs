@@ -137,12 +137,12 @@ fn a_lock_file_tells_what_a_clean_build_did_not_make() {
             .rockenv(&[&["lock", store.env()], words].concat())
             .ok();
         let text = fs::read_to_string(&path).unwrap();
-        (store.shown(&ran), text)
+        (measured(store.shown(&ran)), text)
     };
     let (said, text) = lock(&[]);
     insta::assert_snapshot!(said, @"
     warning: the files fetched by one are not locked, because those steps were not clean builds; rebuild with `up --clean`, or lock them with `--allow-incremental`
-    wrote WORK/profiles/ENV.lock: image base with 0 packages, 0 sources, 0 hooks, 2 steps
+    wrote WORK/profiles/ENV.lock: image base with N packages, 0 sources, 0 hooks, 2 steps
     ");
     assert!(
         !text.contains("tool") && !text.contains("incremental"),
@@ -162,6 +162,8 @@ fn a_lock_file_tells_what_a_clean_build_did_not_make() {
     let (said, text) = lock(&["--update", "all"]);
     insta::assert_snapshot!(said, @"
     step one: incremental -> clean
+    image base … SIZE
+    image base … done in TIME
     wrote WORK/profiles/ENV.lock: 1 change
     ");
     assert!(

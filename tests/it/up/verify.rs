@@ -235,8 +235,8 @@ fn what_was_changed_by_hand_in_the_store_is_found() {
       /home/builder/closed: mode 0700, 0750
       /home/builder/empty: only in the new build
       /home/builder/lib/same: size 6, 2
+      /b/lib/x: links to `elsewhere`, `x.1`; owner 0:0, 1234:1234
       /out/lib/x.1: file, another name of an earlier file
-      /b/lib/x: links to `elsewhere`, `x.1`, owner 0:0, 1234:1234
     ");
 }
 

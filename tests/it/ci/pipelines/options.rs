@@ -67,12 +67,22 @@ fn an_option_that_is_given_is_not_written_twice() {
         "{ended:?}"
     );
     assert!(store.work().join("m.jsonl").exists());
-    for outside in ["/m.jsonl", "../m.jsonl"] {
-        let asked = ["matrix", "gitlab", "--profile", store.env(), "gfx1103"];
-        let asked = [&asked[..], &["--", "--metrics", outside]].concat();
-        let said = store.rockenv(&asked).exits(2);
-        said.says(&["GitLab keeps only files of the checkout"]);
-    }
+    let said = store.shows(
+        "matrix gitlab --profile ENV gfx1103 -- --metrics /m.jsonl
+        matrix gitlab --profile ENV gfx1103 -- --metrics ../m.jsonl",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv matrix gitlab --profile ENV gfx1103 -- --metrics /m.jsonl
+    no job runs the steps with a GPU for gfx1103: no runner has one
+    error: `--metrics /m.jsonl`: GitLab keeps only files of the checkout
+    help: --metrics rockenv-metrics.jsonl
+    exit code 2
+    $ rockenv matrix gitlab --profile ENV gfx1103 -- --metrics ../m.jsonl
+    no job runs the steps with a GPU for gfx1103: no runner has one
+    error: `--metrics ../m.jsonl`: GitLab keeps only files of the checkout
+    help: --metrics rockenv-metrics.jsonl
+    exit code 2
+    ");
     for (system, more) in [
         ("github", &[][..]),
         ("gitlab", &[]),
@@ -81,8 +91,13 @@ fn an_option_that_is_given_is_not_written_twice() {
         for home in [&["--home", "/s"][..], &["--home=/s"]] {
             let asked = ["matrix", system, "--profile", store.env(), "gfx1103"];
             let asked = [&asked[..], more, &["--"], home].concat();
-            let said = store.rockenv(&asked).exits(2);
-            said.says(&["`--home`", "export ROCKENV_HOME=/s"]);
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(store.rockenv(&asked).shown(), @"
+                error: `--home` names the store of this machine, which these jobs do not see
+                help: --setup 'export ROCKENV_HOME=/s' names the jobs' store
+                exit code 2
+                ");
+            }
         }
     }
 }
@@ -135,6 +150,10 @@ fn jobs_see_only_profiles_of_their_checkout() {
     // The jobs cannot read a profile that extends such a profile either.
     let extending = "schema = 1\nextends = \"others\"\n";
     fs::write(below.join("extending.toml"), extending).unwrap();
-    let refused = write("gitlab", "./extending.toml").exits(2);
-    refused.says(&["profile `others` is at"]);
+    let refused = write("gitlab", "./extending.toml");
+    insta::assert_snapshot!(store.shown(&refused), @"
+    error: profile `others` is at `WORK/.config/rockenv/profiles/others.toml`, which the jobs do not see
+    help: copy it into ./profiles, or name it relative to the repository
+    exit code 2
+    ");
 }
