@@ -2,6 +2,7 @@
 //! such as `HF_TOKEN`, are shown as `***`, on the screen and in the log.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use crate::sys::address::is_secret;
 use crate::ui::event::Stream;
@@ -16,6 +17,8 @@ const SHORTEST_VALUE: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Redactor {
     secrets: Vec<Vec<u8>>,
+    /// For each byte, whether a secret begins with it: a key has dozens of lines, and a build prints gigabytes.
+    first_bytes: Vec<bool>,
     held: [Vec<u8>; 2],
 }
 
@@ -26,8 +29,11 @@ impl Redactor {
             .flat_map(|(name, value)| {
                 // Programs print a private key line by line.
                 let lines = value.lines().filter(move |_| is_secret(name));
-                let whole = lines.filter(|line| line.len() >= SHORTEST_VALUE);
-                whole.chain(credentials(value))
+                let long = lines
+                    .map(str::trim)
+                    .filter(|line| line.len() >= SHORTEST_VALUE);
+                let whole = long.filter(|line| !is_file(line));
+                whole.chain(credentials(name, value))
             })
             .flat_map(|secret| [secret.as_bytes().to_vec(), decoded(secret)])
             .filter(|secret| secret.len() >= SHORTEST)
@@ -35,8 +41,13 @@ impl Redactor {
         // Longest first, because a shorter secret may be the beginning of a longer one.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
+        let mut first_bytes = vec![false; 256];
+        for secret in &secrets {
+            first_bytes[usize::from(secret[0])] = true;
+        }
         Self {
             secrets,
+            first_bytes,
             held: Default::default(),
         }
     }
@@ -63,7 +74,12 @@ impl Redactor {
     fn split<'a>(&self, text: &'a [u8], ended: bool) -> (Vec<u8>, &'a [u8]) {
         let mut shown = Vec::with_capacity(text.len());
         let mut rest = text;
-        while let Some(first) = rest.first() {
+        loop {
+            let is_first = |byte: &u8| self.first_bytes[usize::from(*byte)];
+            let plain = rest.iter().position(is_first).unwrap_or(rest.len());
+            shown.extend_from_slice(&rest[..plain]);
+            rest = &rest[plain..];
+            let Some(first) = rest.first() else { break };
             // A secret that is the beginning of a longer one waits for more output.
             let begins = |secret: &Vec<u8>| secret.len() > rest.len() && secret.starts_with(rest);
             if !ended && self.secrets.iter().any(begins) {
@@ -105,15 +121,21 @@ fn decoded(secret: &str) -> Vec<u8> {
     bytes
 }
 
+/// Returns whether a value is the path of a file, as in `SIGN_KEY=/etc/keys/mine`. Secrets may begin with `/` too.
+fn is_file(value: &str) -> bool {
+    value.starts_with('/') && Path::new(value).exists()
+}
+
 /// Returns the password of a URL, `scheme://user:password@host`, for Redis also `redis://password@host`, and the
-/// token of ccache's `|bearer-token=`.
-fn credentials(value: &str) -> Vec<&str> {
+/// token of ccache's `|bearer-token=`. A proxy needs no scheme, but `debian:13.1@sha256:...` has no password.
+fn credentials<'a>(name: &str, value: &'a str) -> Vec<&'a str> {
+    let is_proxy = name.to_ascii_lowercase().ends_with("proxy");
     let mut found = Vec::new();
     for word in value.split_whitespace() {
         let mut parts = word.split('|');
         let url = parts.next().unwrap_or_default();
-        // A proxy needs no scheme.
-        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let bare = if is_proxy { url } else { "" };
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", bare));
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         // A password may contain an unescaped `@`.
         let user = authority.rsplit_once('@').map(|(user, _)| user);
@@ -159,8 +181,9 @@ mod tests {
             ("http://cache/a:b@c", &[]),
             ("plain", &[]),
         ] {
-            assert_eq!(credentials(value), secrets, "{value}");
+            assert_eq!(credentials("https_proxy", value), secrets, "{value}");
         }
+        assert!(credentials("IMAGE", "debian:13.1@sha256:00").is_empty());
     }
 
     #[test]
@@ -196,15 +219,17 @@ mod tests {
         let variables = [
             ("http_proxy", "http://me:p%40ss%zz%4@proxy"),
             ("HF_TOKEN", "hf_secret"),
-            ("SIGN_KEY", "-----KEY\nMIIEvQIB\n=\n"),
+            ("SIGN_KEY", "-----KEY\n  MIIEvQIB\n          \n=\n"),
+            ("FILE_KEY", "/dev/null"),
             ("CACHE_KEY", "main"),
             ("PLACE", "a_place_to_be"),
         ];
         let mut redactor = Redactor::of(variables.into_iter());
-        let text = "p%40ss%zz%4 p@ss%zz%4 hf_secret -----KEY\r\nMIIEvQIB = main a_place_to_be";
+        let text = "p%40ss%zz%4 p@ss%zz%4 hf_secret -----KEY\r\nMIIEvQIB = main \
+            a_place_to_be >/dev/null";
         assert_eq!(
             shown(&mut redactor, &[text]),
-            "*** *** *** ***\r\n*** = main a_place_to_be"
+            "*** *** *** ***\r\n*** = main a_place_to_be >/dev/null"
         );
     }
 
