@@ -11,7 +11,7 @@ use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
-use crate::sys::address::{hide_secrets, without_login};
+use crate::sys::address::{shown_value, without_login};
 use crate::sys::error::Error;
 use crate::sys::shell::quoted_path;
 
@@ -68,13 +68,23 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let mut differs = |what: &str, locked: &str, now: &str| {
         if locked != now {
-            found.push(hide_secrets(&match (locked, now) {
-                ("", now) => format!("{what} is not set in the lock file, but is `{now}` here"),
-                (locked, "") => {
-                    format!("{what} is `{locked}` in the lock file, but is not set here")
-                }
-                _ => format!("{what} is `{locked}` in the lock file, but `{now}` here"),
-            }));
+            // The name of a parameter tells whether its value is secret.
+            let shown = |value: &str| shown_value(what.trim_end_matches('`'), value);
+            found.push(match (locked, now) {
+                ("", now) => format!(
+                    "{what} is not set in the lock file, but is `{}` here",
+                    shown(now)
+                ),
+                (locked, "") => format!(
+                    "{what} is `{}` in the lock file, but is not set here",
+                    shown(locked)
+                ),
+                _ => format!(
+                    "{what} is `{}` in the lock file, but `{}` here",
+                    shown(locked),
+                    shown(now)
+                ),
+            });
         }
     };
     let targets: Vec<&str> = now.targets.iter().map(Target::name).collect();
@@ -368,6 +378,8 @@ mod tests {
         };
         assert!(choices(&lock, &now).is_empty());
         let params = &BTreeMap::from([("jobs".to_owned(), "8".to_owned())]);
+        let token = [("jobs", "4"), ("hf-token", "secret")];
+        let token = &BTreeMap::from(token.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let (variant, targets) = (None, &[][..]);
         for (now, said) in [
             (
@@ -381,6 +393,13 @@ mod tests {
             (
                 Choices { params, ..now },
                 "parameter `jobs` is `4` in the lock file, but `8` here",
+            ),
+            (
+                Choices {
+                    params: token,
+                    ..now
+                },
+                "parameter `hf-token` is not set in the lock file, but is `***` here",
             ),
         ] {
             assert_eq!(one(&choices(&lock, &now)), said);

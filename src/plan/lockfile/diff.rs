@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Lockfile, steps, sums};
 use crate::plan::resolve;
-use crate::sys::address::hide_secrets;
+use crate::sys::address::{hide_secrets, shown_value};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -65,6 +65,8 @@ impl LockChange {
 
 /// Kind of a choice made for `lock`. Its name is enough for display.
 const CHOICE: &str = "choice";
+/// Kind of a parameter, whose name tells whether its value is secret.
+const PARAMETER: &str = "parameter";
 
 impl fmt::Display for LockChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,12 +124,21 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     };
     let mut found = compare(CHOICE, &chosen(a), &chosen(b));
     // A changed password is a change, but is not shown.
-    let hidden = |change: LockChange| LockChange {
-        from: change.from.as_deref().map(hide_secrets),
-        to: change.to.as_deref().map(hide_secrets),
-        ..change
+    let hidden = |change: LockChange| {
+        let shown = |value: &Option<String>| {
+            let value = value.as_deref()?;
+            Some(match change.kind {
+                PARAMETER => shown_value(&change.name, value),
+                _ => hide_secrets(value),
+            })
+        };
+        LockChange {
+            from: shown(&change.from),
+            to: shown(&change.to),
+            ..change
+        }
     };
-    let parameters = compare("parameter", &a.params, &b.params);
+    let parameters = compare(PARAMETER, &a.params, &b.params);
     found.extend(parameters.into_iter().map(hidden));
     let image = |lock: &Lockfile| {
         pairs(&[
@@ -226,9 +237,11 @@ mod tests {
         let source = b.source.get_mut("therock").unwrap();
         let address = "https://me:secret@example.org/therock";
         source.git = Some(address.to_owned());
-        b.params.insert("from".to_owned(), address.to_owned());
+        for (name, value) in [("from", address), ("hf-token", "secret")] {
+            b.params.insert(name.to_owned(), value.to_owned());
+        }
         let found = changes(&a, &b);
-        assert_eq!(found.len(), 2);
+        assert_eq!(found.len(), 3);
         assert!(!format!("{found:?}").contains("secret"), "{found:?}");
     }
 
