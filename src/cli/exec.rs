@@ -100,9 +100,14 @@ fn without_env(args: &ExecArgs, first: &str) -> String {
     words.extend(args.gpu.iter().map(|gpu| format!("--gpu={}", quoted(gpu))));
     let workdir = args.workdir.iter();
     words.extend(workdir.map(|directory| format!("--workdir {}", quoted(directory))));
-    let variables = args.env.iter().filter_map(|text| text.split_once('='));
-    let variables = variables.map(|(name, value)| format!("{name}={}", shown_value(name, value)));
-    words.extend(variables.map(|variable| format!("--env {}", quoted(&variable))));
+    // Stars would replace the secret in the container. The caller's shell probably has the variable.
+    let shown = |text: &String| match text.split_once('=') {
+        Some((name, value)) if shown_value(name, value) != value => {
+            format!("--env {name}=\"${name}\"")
+        }
+        _ => format!("--env {}", quoted(text)),
+    };
+    words.extend(args.env.iter().map(shown));
     words.extend(["--".to_owned(), first.to_owned()]);
     let rest = args.words.iter().chain(&args.command);
     words.extend(rest.map(|word| quoted(&word.to_string_lossy()).into_owned()));
@@ -125,7 +130,7 @@ mod tests {
             words: Vec::new(),
             command: Vec::new(),
         };
-        let line = "rockenv exec --env 'HF_TOKEN=***' --env 'N=1' -- make";
+        let line = "rockenv exec --env HF_TOKEN=\"$HF_TOKEN\" --env 'N=1' -- make";
         assert_eq!(without_env(&args, "make"), line);
     }
 }
