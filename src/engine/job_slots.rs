@@ -291,7 +291,7 @@ fn room<'a>(together: u32, others: impl Iterator<Item = &'a Other>) -> u32 {
 ///
 /// If no other env asks for more, an env takes the free slots and keeps its unused tokens. Otherwise unused tokens go
 /// to the envs that ask, and any env with more than an equal share releases the rest as its jobs end. A slot is free
-/// only if memory has room for its job.
+/// only if memory has room for its job. An equal share of memory is fewer slots for an env with larger jobs.
 pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     let EnvSlots {
         held,
@@ -306,8 +306,19 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
         return limit;
     }
     let taken: u32 = others.iter().map(|other| other.held).sum();
-    let fitting = room(together, others.iter()).saturating_sub(held);
-    let free = total.saturating_sub(held + taken).min(fitting);
+    let fitting = room(together, others.iter());
+    let free = total.saturating_sub(held + taken);
+    let free = free.min(fitting.saturating_sub(held));
+    let (spare, busy): (Vec<&Other>, Vec<&Other>) =
+        others.iter().partition(|other| other.need == Need::None);
+    let rest = total.saturating_sub(spare.iter().map(|other| other.held).sum());
+    let rest = rest.min(room(together, spare.into_iter()));
+    let share = (rest / (1 + u32::try_from(busy.len()).unwrap_or(u32::MAX - 1))).max(1);
+    // A first job starts without room, and two envs may take the same room at once.
+    let most = fitting.max(share).max(base);
+    if held > most {
+        return most;
+    }
     let poor = others.iter().filter(|other| other.need == Need::More);
     let Some(poorest) = poor.map(|other| other.held).min() else {
         // No other env asks: a token that stays here is available at once.
@@ -316,15 +327,11 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     if need == Need::None {
         return held.saturating_sub(idle).max(base);
     }
-    let (spare, busy): (Vec<&Other>, Vec<&Other>) =
-        others.iter().partition(|other| other.need == Need::None);
-    let rest = total.saturating_sub(spare.iter().map(|other| other.held).sum());
-    let rest = rest.min(room(together, spare.into_iter()));
-    let share = (rest / (1 + u32::try_from(busy.len()).unwrap_or(u32::MAX - 1))).max(1);
     if held > share && poorest < share {
         return share.max(base);
     }
-    if need == Need::More && free > 0 && held <= poorest {
+    // The poorest may have no room for a second large job.
+    if need == Need::More && free > 0 && (held < share || held <= poorest) {
         return limit.min(held + 1);
     }
     held
@@ -391,6 +398,23 @@ mod tests {
             assert!(a + b <= 8, "{a} {b}");
         }
         assert_eq!((a, b), (4, 4));
+        // Neither large jobs nor small ones, whichever began, keep the others below an equal share.
+        let busy = |held, together| EnvSlots {
+            together,
+            limit: together,
+            ..mine(held, Need::More)
+        };
+        let beside = |held, together| Other {
+            together,
+            ..other(held, Need::More)
+        };
+        for (mut a, mut b) in [(2, 1), (1, 16)] {
+            for _ in 0..20 {
+                a = target(16, busy(a, 2), &[beside(b, 16)]).max(a - 1);
+                b = target(16, busy(b, 16), &[beside(a, 2)]).max(b - 1);
+            }
+            assert_eq!((a, b), (1, 8));
+        }
         // Jobs of another size, and of an unknown size.
         for (together, held) in [(2, 4), (u32::MAX, 8)] {
             let other = Other {
