@@ -241,7 +241,7 @@ fn least(so_far: &Figure, value: u32, why: String) -> Figure {
 /// The last runs of a step that tell how much memory it needs.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastRuns<'a> {
-    /// The last that ran out of memory, unless one with as many jobs has succeeded since.
+    /// The last that ran out of memory, unless one with as many jobs has succeeded since, or two with one job fewer.
     killed: Option<&'a Past>,
     /// The last that has succeeded since. It may have built only a little.
     done: Option<&'a Past>,
@@ -253,8 +253,13 @@ fn last_runs(past: &[Past]) -> BTreeMap<&str, LastRuns<'_>> {
     for run in past {
         let known = last.entry(run.step.as_str()).or_default();
         if run.outcome == Outcome::Done {
+            // The first of two runs may have built only the rest. If one more job failed, no number is left between.
+            let fine = match known.done {
+                Some(done) if done.jobs == run.jobs => run.jobs.saturating_add(1),
+                _ => run.jobs,
+            };
             known.done = Some(run);
-            known.killed = known.killed.filter(|killed| killed.jobs > run.jobs);
+            known.killed = known.killed.filter(|killed| killed.jobs > fine);
         } else if run.cost.usage.oom_kills > 0 {
             (known.killed, known.done) = (Some(run), None);
         }
@@ -439,6 +444,11 @@ mod tests {
         assert_eq!(jobs_of(&after(&done)), (12, why));
         done.jobs = 16;
         assert_eq!(after(&done).jobs.value, 16);
+        // No number is between 1 and 2: a machine that once lacked memory does not keep to one job.
+        (killed.jobs, done.jobs) = (2, 1);
+        let after = |past: &[Past]| sized(&none, None, past).jobs.value;
+        assert_eq!(after(&[killed.clone(), done.clone()]), 1);
+        assert_eq!(after(&[killed, done.clone(), done]), 16);
     }
 
     #[test]
