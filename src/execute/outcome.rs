@@ -112,7 +112,7 @@ impl Ran {
     ) -> (Kind, String) {
         let name = &step.name;
         let usage = &self.cost.usage;
-        if usage.oom_kills > 0 && self.ending != Ending::Stopped {
+        if usage.oom_kills > 0 {
             // Samples may have missed the peak.
             let peak = usage
                 .memory()

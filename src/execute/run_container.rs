@@ -117,8 +117,13 @@ impl Execution<'_, '_> {
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(most_memory);
         let tail = output.tail().why();
-        if matches!(ending, Ending::Exited { code: 1.., .. }) && outcome::lacked_memory(&tail) {
-            usage.oom_kills = usage.oom_kills.max(1);
+        match ending {
+            Ending::Exited { code: 1.., .. } if outcome::lacked_memory(&tail) => {
+                usage.oom_kills = usage.oom_kills.max(1);
+            }
+            // It survived the loss of a process, so it did not run out of memory.
+            Ending::Stopped | Ending::Interrupted(_) => usage.oom_kills = 0,
+            _ => {}
         }
         let written = match (self.tree_growth(&attempt.tree, attempt.parent), &ending) {
             // The engine may be gone too.
