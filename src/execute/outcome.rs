@@ -197,13 +197,15 @@ impl event::Cost {
 /// Returns whether a compiler or linker says that memory ran out, or that a signal ended it: earlyoom and the like kill
 /// processes without the kernel.
 pub(super) fn lacked_memory(lines: &[String]) -> bool {
-    // Of gcc, collect2, clang, gcc's two allocators, and LLVM.
+    // Of gcc, collect2, clang, gcc's two allocators, and LLVM. earlyoom first asks a process to end.
     let marks = [
         "Killed signal terminated program ",
         "Terminated signal terminated program ",
         " terminated with signal 9 [Killed]",
+        " terminated with signal 15 [Terminated]",
         "unable to execute command: Killed",
-        "out of memory allocating ",
+        "unable to execute command: Terminated",
+        " bytes after a total of ",
         "virtual memory exhausted",
         "LLVM ERROR: out of memory",
     ];
@@ -271,7 +273,15 @@ mod tests {
                 "collect2: fatal error: ld terminated with signal 9 [Killed]",
                 true,
             ),
+            (
+                "collect2: fatal error: ld terminated with signal 15 [Terminated]",
+                true,
+            ),
             ("clang++: error: unable to execute command: Killed", true),
+            (
+                "clang++: error: unable to execute command: Terminated",
+                true,
+            ),
             (
                 "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes",
                 true,
@@ -283,6 +293,7 @@ mod tests {
                 false,
             ),
             ("HIP out of memory", false),
+            ("test: out of memory allocating a device buffer", false),
         ] {
             assert_eq!(lacked_memory(&[line.to_owned()]), told, "{line}");
         }
