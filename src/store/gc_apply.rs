@@ -12,6 +12,7 @@ use fs_err as fs;
 use super::check::names;
 use super::layer::missing;
 use super::lock_files::Locked;
+use super::trash::is_rest;
 use super::unreadable::{Unreadable, Users};
 use super::{Lock, LockedEnv, Store, journal};
 use crate::plan::gc::GcTarget;
@@ -351,11 +352,12 @@ impl Store {
 
     fn remove_stray(&self, path: &str) -> Result<Removal> {
         let _lock = self.lock("gc")?;
+        let place = self.root.join(path);
         // A new image may have taken the place of the rest of an old one.
-        if !path.starts_with("images/tmp-") && !self.is_rest(path) {
+        if place.exists() && !path.starts_with("images/tmp-") && !is_rest(&place) {
             return Ok(Removal::needed_by_now());
         }
-        self.discard(&self.root.join(path))?;
+        self.discard(&place)?;
         Ok(Removal::Gone)
     }
 

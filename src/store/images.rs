@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::check::names;
+use super::trash::is_rest;
 use super::{Lock, Store};
 pub(crate) use crate::image::TaskContext;
 use crate::image::recipe::Pin;
@@ -230,18 +231,18 @@ impl Store {
     }
 
     pub(super) fn publish_image(&self, work: &Path, image: &Image) -> Result<()> {
-        let place = self.root.join("images").join(&image.key);
+        let place = self.image_dir(&image.key);
         atomic::write_json(&work.join("image.json"), image)?;
-        let root = place.join("root");
-        if exists(&root)? {
+        // The rest of an image whose removal was interrupted may still have its tree, which need not be whole.
+        let is_whole = || -> Result<bool> { Ok(exists(&place.join("root"))? && !is_rest(&place)) };
+        if is_whole()? {
             // The same content: only the description is new.
             fs::rename(work.join("image.json"), place.join("image.json"))?;
             return self.discard(work);
         }
         let directory = fs::File::open(work)?;
         nix::unistd::syncfs(directory.file())?;
-        if !exists(&root)? {
-            // The rest of an image whose removal was interrupted.
+        if !is_whole()? {
             self.discard(&place)?;
         }
         Ok(fs::rename(work, &place)?)
@@ -434,6 +435,11 @@ mod tests {
         fs::create_dir_all(place.join("gone/usr")).unwrap();
         fs::write(place.join("used"), "").unwrap();
         let work = store.root().join("images/tmp-new");
+        fs::create_dir_all(work.join("root")).unwrap();
+        store.publish_image(&work, &image).unwrap();
+        assert_eq!(names(&place).unwrap(), ["image.json", "root"]);
+        // A removal that was killed early leaves the tree. With its mark, `gc` would remove the new image some day.
+        fs::rename(place.join("image.json"), place.join("gone.json")).unwrap();
         fs::create_dir_all(work.join("root")).unwrap();
         store.publish_image(&work, &image).unwrap();
         assert_eq!(names(&place).unwrap(), ["image.json", "root"]);

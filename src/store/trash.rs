@@ -17,6 +17,12 @@ const DESCRIPTIONS: [&str; 2] = ["layer.json", "image.json"];
 /// The name of such a file while the directory is unlinked. It goes last, so that `gc` finds the rest after a kill.
 const REST: &str = "gone.json";
 
+/// Returns whether a directory is the rest of a layer or image whose removal was interrupted.
+pub(super) fn is_rest(directory: &Path) -> bool {
+    let is_there = |name: &str| directory.join(name).exists();
+    is_there(REST) && !DESCRIPTIONS.into_iter().any(is_there)
+}
+
 impl Store {
     /// Moves a file or tree of the store to the trash.
     pub fn discard(&self, path: &Path) -> Result<()> {
@@ -55,21 +61,15 @@ impl Store {
         }
         // The key of an image includes its content, so a new build of it takes what is in `root` for the whole.
         drop(fs::rename(path.join("root"), path.join("gone")));
-        let unlink = || {
-            if path.join(REST).exists() {
-                for name in names(path)?.iter().filter(|name| *name != REST) {
-                    tree::remove_tree(&path.join(name))?;
-                }
+        let mut outcome = Ok(());
+        if path.join(REST).exists() {
+            for name in names(path)?.iter().filter(|name| *name != REST) {
+                outcome = outcome.and(tree::remove_tree(&path.join(name)));
             }
-            tree::remove_tree(path)
-        };
-        unlink().context(|| format!("cannot remove `{}`", path.display()))
-    }
-
-    /// Returns whether a directory of the store is the rest of a layer or image whose removal was interrupted.
-    pub(super) fn is_rest(&self, path: &str) -> bool {
-        let is_there = |name: &str| self.root.join(path).join(name).exists();
-        is_there(REST) && !DESCRIPTIONS.into_iter().any(is_there)
+        }
+        outcome
+            .and_then(|()| tree::remove_tree(path))
+            .context(|| format!("cannot remove `{}`", path.display()))
     }
 
     /// Refuses a link in place of the trash: its target is not rockenv's to delete.

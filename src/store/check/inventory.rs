@@ -16,6 +16,7 @@ use crate::store::access::{Obstacle, PRIVATE, SHARED};
 use crate::store::images::Image;
 use crate::store::removal::{REMOVED, leave_out_removed};
 use crate::store::results::{ResultState, StepResults};
+use crate::store::trash::is_rest;
 use crate::store::{Layer, Lock, Record, Store, Versioned, journal, lock};
 use crate::sys::error::{Kind, Result, if_exists};
 use crate::tree::{self, Method};
@@ -219,11 +220,10 @@ impl Store {
         }
         for name in names(&root.join("layers"))? {
             let directory = root.join("layers").join(&name);
-            let path = format!("layers/{name}");
             if name.contains(ASIDE) {
                 inventory.set_aside.push(directory);
-            } else if self.is_rest(&path) {
-                inventory.rest.push(path);
+            } else if is_rest(&directory) {
+                inventory.rest.push(format!("layers/{name}"));
             } else {
                 let item = self.layer_item(&directory)?;
                 inventory.note_foreign(&item.layer, directory.join("layer.json"));
@@ -286,7 +286,7 @@ impl Store {
                 let mut locks = references.iter().filter(is_lock);
                 let busy = locks.any(|file| is_busy(&images.join("refs").join(file)));
                 inventory.image_work.push((name, busy));
-            } else if self.is_rest(&format!("images/{name}")) {
+            } else if is_rest(&directory) {
                 inventory.rest.push(format!("images/{name}"));
             } else {
                 note_aside(&directory, &mut inventory.set_aside)?;

@@ -361,6 +361,10 @@ impl Examination<'_> {
                 self.note(message, format!("rm -r {}", quoted_path(path)));
             }
         }
+        for path in &self.store.rest {
+            let message = format!("`{path}` was left by an interrupted removal");
+            self.note(message, "rockenv gc");
+        }
         // A command that discards data starts a process that deletes it. That process may still be at work. If it was
         // killed, nothing is lost.
         if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
