@@ -461,8 +461,16 @@ run = "head -c 2M /dev/urandom > /out/wheel"
     );
     // What is on another disk takes no space on that of the store.
     let elsewhere = tempfile::tempdir().unwrap();
-    let _bound = bind(elsewhere.path(), &ground.home().join("caches/ccache"));
-    assert_eq!(sum(&ground.du(None), "cache", &["one", "two"]), 0);
+    fs::write(elsewhere.path().join("x"), vec![1; 1 << 20]).unwrap();
+    let at = |name: &str| bind(elsewhere.path(), &ground.home().join(name));
+    let _bound = [at("blobs"), at("caches/ccache")];
+    let report = ground.du(None);
+    assert_eq!(sum(&report, "cache", &["one", "two"]), 0);
+    assert_eq!(sum(&report, "blobs", &[]), 0);
     let du = ground.0.rockenv(&["du"]).ok();
-    du.says(&["not counted: 1 mount in the store: `", "/caches/ccache`"]);
+    du.says(&[
+        "not counted: 2 mounts in the store: `",
+        "/blobs`, `",
+        "/caches/ccache`",
+    ]);
 }

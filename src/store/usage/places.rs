@@ -38,12 +38,15 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
     let mut places = Places {
         store,
         inside,
+        elsewhere: mounts_below(store.root()),
         envs: Vec::new(),
         mounted: BTreeMap::new(),
         roots: Vec::new(),
         rows: Vec::new(),
         owners: Vec::new(),
     };
+    // The store itself may be a mount.
+    places.elsewhere.retain(|mount| mount != store.root());
     for name in store.env_names()? {
         if let Ok(Some(record)) = store.record(&name) {
             places.mounts_of(&name);
@@ -71,6 +74,8 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
 struct Places<'a> {
     store: &'a Store,
     inside: Inside,
+    /// Mounts in the store.
+    elsewhere: Vec<PathBuf>,
     envs: Vec<(String, Record)>,
     /// The envs that mount a cache or a source, by its directory.
     mounted: BTreeMap<PathBuf, Vec<String>>,
@@ -88,6 +93,10 @@ struct Frozen {
 
 impl Places<'_> {
     fn add(&mut self, path: PathBuf, owner: u32, class: Class, name: String, envs: Vec<String>) {
+        // Another disk may be mounted there. The walk of the rest reports that it leaves it out.
+        if self.elsewhere.iter().any(|mount| path.starts_with(mount)) {
+            return;
+        }
         let content = match class {
             Class::Cache => self.store.cache_content(&name),
             _ => None,
@@ -337,15 +346,11 @@ impl Places<'_> {
     /// Adds directories that belong to no env, and the rest of the store.
     fn shared_directories(&mut self) {
         let root = self.store.root().to_owned();
-        let mut mounts = mounts_below(&root);
-        mounts.retain(|mount| *mount != root);
-        // Another disk may be mounted there. The walk of the rest reports that it leaves it out.
-        let is_here = |path: &Path| !mounts.iter().any(|mount| path.starts_with(mount));
         for (directory, class) in [("caches", Class::Cache), ("sources", Class::Source)] {
             for name in names(&root.join(directory)) {
                 let path = root.join(directory).join(&name);
                 // A source's lock lies beside it.
-                if path.is_dir() && is_here(&path) {
+                if path.is_dir() {
                     let users = self.mounted.remove(&path).unwrap_or_default();
                     self.add(path, KEPT, class, name, users);
                 }
@@ -354,9 +359,6 @@ impl Places<'_> {
         for env in names(&root.join("outputs")) {
             for name in names(&root.join("outputs").join(&env)) {
                 let path = root.join("outputs").join(&env).join(&name);
-                if !is_here(&path) {
-                    continue;
-                }
                 self.add(path, KEPT, Class::Output, name, vec![env.clone()]);
             }
         }
