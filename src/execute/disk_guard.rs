@@ -77,6 +77,16 @@ impl Place {
     }
 }
 
+/// A file system that a step filled.
+#[derive(Debug)]
+pub(crate) struct FullDisk {
+    pub(crate) path: PathBuf,
+    /// The peak of bytes used there.
+    pub(crate) taken: u64,
+    /// Whether it is the store's, where `gc` frees space.
+    pub(crate) is_store: bool,
+}
+
 /// The disk space of one step.
 #[derive(Debug)]
 pub(crate) struct DiskGuard {
@@ -202,33 +212,31 @@ impl DiskGuard {
         self.places.first().map_or(0, Place::taken)
     }
 
-    /// Returns the bytes in use at the last check above the level at the start, written by any process.
+    /// Returns the bytes in use on the store's file system at the last check above the level at the start.
     pub(crate) fn grown(&self) -> i64 {
         let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.places
-            .iter()
-            .map(|place| bytes(place.before) - bytes(place.now))
-            .sum()
+        let store = self.places.first();
+        store.map_or(0, |store| bytes(store.before) - bytes(store.now))
     }
 
-    /// Returns the file system that the step filled and the peak of bytes used there, judged by the lowest free space or
-    /// by the step's last lines: the space may be free again before the next check.
-    pub(crate) fn filled<'a>(
-        &self,
-        mut tail: impl Iterator<Item = &'a str>,
-    ) -> Option<(PathBuf, u64)> {
+    /// Returns the file system that the step filled, judged by the lowest free space or by the step's last lines: the
+    /// space may be free again before the next check.
+    pub(crate) fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<FullDisk> {
         let says = tail.any(|line| line.contains("No space left on device"));
-        let full = |place: &&Place| {
+        let full = |place: &Place| {
             let Marks { warn, full, .. } = place.marks;
             match says {
                 true => place.lowest < warn.max(full) || lacks_inodes(&place.path),
                 false => place.lowest < full.min(place.before),
             }
         };
-        self.places
-            .iter()
-            .find(full)
-            .map(|place| (place.path.clone(), place.taken()))
+        let at = self.places.iter().position(full)?;
+        let place = &self.places[at];
+        Some(FullDisk {
+            path: place.path.clone(),
+            taken: place.taken(),
+            is_store: at == 0,
+        })
     }
 
     /// Checks the free space, without acting on it.
@@ -372,9 +380,9 @@ mod tests {
         };
         let mut guard = DiskGuard::new("s", path, std::iter::once(path), 0).unwrap();
         guard.places = vec![place(50 << 30, 49 << 30), place(9 << 30, 0)];
-        assert_eq!(guard.taken(), 1 << 30);
-        let (_, taken) = guard.filled(std::iter::empty()).unwrap();
-        assert_eq!(taken, 9 << 30);
+        assert_eq!((guard.taken(), guard.grown()), (1 << 30, 1 << 30));
+        let full = guard.filled(std::iter::empty()).unwrap();
+        assert_eq!((full.taken, full.is_store), (9 << 30, false));
         // `gc` frees nothing there.
         guard.places[1].marks.warn = u64::MAX / 2;
         let mut said = Vec::new();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::Ending;
+use super::disk_guard::FullDisk;
 use crate::plan::ids::PathBelow;
 use crate::plan::record::{Cost, Outcome, StepRecord};
 use crate::plan::resolve::{Engine, Step};
@@ -69,8 +70,7 @@ pub(super) struct Ran {
     pub(super) tail: Vec<String>,
     /// Its log, relative to the env's directory.
     pub(super) log: PathBelow,
-    /// The file system that it filled, and the peak of bytes used there.
-    pub(super) full: Option<(PathBuf, u64)>,
+    pub(super) full: Option<FullDisk>,
 }
 
 impl Ran {
@@ -130,12 +130,15 @@ impl Ran {
                 format!("step `{name}` ran out of memory: {limit} was reached{peak} with {end}");
             return (Kind::OutOfSpace, message);
         }
-        if let Some((full, taken)) = &self.full {
-            let message = format!(
-                "step `{name}` ran out of disk: `{}` is full, and the step used {} of it; `rockenv gc --dry-run` shows what can be freed",
-                full.display(),
-                bytes(*taken)
+        if let Some(full) = &self.full {
+            let mut message = format!(
+                "step `{name}` ran out of disk: `{}` is full, and the step used {} of it",
+                full.path.display(),
+                bytes(full.taken)
             );
+            if full.is_store {
+                message.push_str("; `rockenv gc --dry-run` shows what can be freed");
+            }
             return (Kind::OutOfSpace, message);
         }
         let message = match self.ending {

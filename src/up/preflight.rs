@@ -228,15 +228,21 @@ impl Needs {
 
     /// Returns what to do instead.
     fn instead(&self, memory: Option<u64>, disks: &[&Disk], full_before: bool) -> String {
-        const GC: &str = "(`rockenv gc --dry-run` shows what rockenv can free)";
+        // `gc` frees nothing on other file systems.
+        let store = self.disk.first();
+        let lacks_store = full_before || disks.iter().any(|disk| Some(*disk) == store);
+        let gc = match lacks_store {
+            true => " (`rockenv gc --dry-run` shows what rockenv can free)",
+            false => "",
+        };
         let mut choices = Vec::new();
         choices.extend(memory.map(|memory| format!("build on a machine with {}", bytes(memory))));
         let lacking: u64 = disks.iter().map(|disk| disk.needed - disk.free).sum();
         if lacking > 0 {
             let and = if memory.is_some() { "and " } else { "" };
-            choices.push(format!("{and}free {} more {GC}", bytes(lacking)));
+            choices.push(format!("{and}free {} more{gc}", bytes(lacking)));
         } else if full_before {
-            choices.push(format!("free some {GC}"));
+            choices.push(format!("free some{gc}"));
         }
         let fits_memory = |point: &StartingPoint| {
             memory.is_none() || point.memory <= Some(self.machine) && self.memory_for.is_some()
@@ -260,7 +266,7 @@ impl Needs {
             choices.push(format!("start from prebuilt parts with {points}"));
         }
         if lacking > 0 || full_before {
-            if memory.is_none() {
+            if memory.is_none() && lacks_store {
                 choices.push("put the store elsewhere with `home` in config.toml".to_owned());
             }
         } else if let Some(stop) = &self.stop {
@@ -549,6 +555,19 @@ mod tests {
             "build on a machine with 40.0 GiB, and free 111.0 GiB more (`rockenv gc --dry-run` shows what rockenv can free), \
              start from prebuilt parts with --from rocm (60.0 GiB) or --from wheels (20.0 GiB), or add --force"
         );
+    }
+
+    #[test]
+    fn space_on_another_disk_is_not_for_gc_to_free() {
+        let mut needs = needs(64 * GIB, 300 * GIB, None, None);
+        needs.disk.push(Disk {
+            path: "/other".into(),
+            needed: 2 * GIB,
+            free: GIB,
+            volumes: BTreeMap::new(),
+        });
+        let help = needs.refused().unwrap().help;
+        assert_eq!(help, "free 1.0 GiB more, or add --force");
     }
 
     #[test]
