@@ -420,8 +420,8 @@ impl Spot<'_> {
                 let parent = self.path.parent().unwrap_or(Path::new("."));
                 return Err(self.rights.refused(parent, errno));
             }
-            // A link or a directory.
-            Err(nix::Error::ELOOP | nix::Error::EISDIR) => {
+            // A link, a directory or a socket.
+            Err(nix::Error::ELOOP | nix::Error::EISDIR | nix::Error::ENXIO) => {
                 return Err(refusing_overwrite(&self.path));
             }
             other => other.context(|| self.cannot())?,
