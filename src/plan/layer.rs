@@ -1,6 +1,6 @@
 //! Owns the description of a layer, `layer.json`: plain data.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use jiff::Timestamp;
@@ -113,6 +113,23 @@ impl Layer {
             None => &self.id,
         }
     }
+}
+
+/// Returns layers and everything below them, as far as `layer` knows their descriptions.
+pub(crate) fn with_parents<'a>(
+    tops: impl IntoIterator<Item = &'a LayerId>,
+    layer: impl Fn(&LayerId) -> Option<&'a Layer>,
+) -> BTreeSet<&'a LayerId> {
+    let mut found = BTreeSet::new();
+    for top in tops {
+        let mut next = Some(top);
+        while let Some(id) = next
+            && found.insert(id)
+        {
+            next = layer(id).and_then(|layer| layer.parent.as_ref());
+        }
+    }
+    found
 }
 
 /// The cost of making a layer, for `gc`.

@@ -18,6 +18,7 @@ use super::{Lock, LockedEnv, Store, journal};
 use crate::plan::gc::GcTarget;
 use crate::plan::gc::roots::{Why, tops};
 use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
+use crate::plan::layer::with_parents;
 use crate::plan::record::Origin;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
@@ -276,16 +277,10 @@ impl Store {
         let needed: BTreeSet<&LayerId> = recorded.chain(leased).collect();
         let mut staying = self.layer_ids()?;
         staying.retain(|id| !going.contains(id) || needed.contains(id));
-        let mut taken: Vec<&LayerId> = Vec::new();
-        while let Some(id) = staying.pop() {
-            taken.extend(going.take(&id));
-            let layer = users.layers.get(&id);
-            if let Some(below) = layer.and_then(|layer| layer.parent.as_ref())
-                && going.contains(below)
-            {
-                staying.push(below.clone());
-            }
-        }
+        let staying = with_parents(&staying, |id| users.layers.get(id));
+        let taken = going.iter().copied().filter(|id| staying.contains(*id));
+        let taken: Vec<&LayerId> = taken.collect();
+        going.retain(|id| !staying.contains(*id));
         Ok(taken)
     }
 

@@ -15,6 +15,7 @@ use super::journal::{self, JournalEntry};
 use super::snapshot::no_snapshot;
 use super::{Layer, LockedEnv, Record, Store, ephemeral};
 use crate::plan::ids::{EnvId, LayerId, VolumeId};
+use crate::plan::layer::with_parents;
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, exists, is_full};
@@ -339,15 +340,8 @@ impl Store {
         let leased = users.leases.values().flat_map(|lease| &lease.layers);
         let recorded = users.records.values().flat_map(Record::layers);
         let kept = users.layers.values().filter(|layer| is_kept(layer));
-        let mut needed: BTreeSet<&LayerId> = BTreeSet::new();
-        for top in leased.chain(recorded).chain(kept.map(|layer| &layer.id)) {
-            let mut next = Some(top);
-            while let Some(id) = next
-                && needed.insert(id)
-            {
-                next = users.layers.get(id).and_then(|layer| layer.parent.as_ref());
-            }
-        }
+        let tops = leased.chain(recorded).chain(kept.map(|layer| &layer.id));
+        let needed = with_parents(tops, |id| users.layers.get(id));
         let mut parents: BTreeMap<&LayerId, Option<&LayerId>> = BTreeMap::new();
         let mut children: BTreeMap<&LayerId, usize> = BTreeMap::new();
         for (id, layer) in &users.layers {

@@ -61,6 +61,12 @@ pub struct Inventory {
     pub notes: Vec<String>,
 }
 
+impl Inventory {
+    fn layer(&self, id: &LayerId) -> Option<&Layer> {
+        Some(&self.layers.get(id)?.layer)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Env {
     pub record: Record,

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::Inventory;
-use super::units::with_parents;
 use crate::plan::ids::{EnvName, ImageKey, LayerId};
+use crate::plan::layer::with_parents;
 use crate::plan::record::{Origin, Record, Snapshot};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -168,7 +168,7 @@ impl Roots {
             }
         }
         // A parent of a recorded layer is not nameless: it goes together with that layer.
-        let named = with_parents(inventory, recorded.into_iter());
+        let named = with_parents(recorded, |id| inventory.layer(id));
         for (id, item) in &inventory.layers {
             if item.layer.key.is_none() && !named.contains(id) {
                 roots.layer(inventory, id, &Why::Nameless);

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::roots::Roots;
 use super::{Env, FINGERPRINTS, GcTarget, Inventory};
 use crate::plan::ids::{EnvName, ImageKey, LayerId, StepKey};
+use crate::plan::layer::with_parents;
 use crate::plan::step_log;
 
 /// Assumed rebuild speed of items without a recorded time, in bytes per second: that of a download.
@@ -191,11 +192,12 @@ fn layers<'a>(
         }
     }
     let envs = inventory.envs.values();
-    let needed = with_parents(inventory, envs.flat_map(|env| env.record.layers()));
+    let layer = |id: &LayerId| inventory.layer(id);
+    let needed = with_parents(envs.flat_map(|env| env.record.layers()), layer);
     // Pulled layers wait for a new env. `rm` of an env that used them removes them.
     let pulled = inventory.layers.iter();
     let pulled = pulled.filter(|(id, item)| item.arrived.is_some() && !needed.contains(id));
-    let awaited = with_parents(inventory, pulled.map(|(id, _)| id));
+    let awaited = with_parents(pulled.map(|(id, _)| id), layer);
     let mut places = BTreeMap::new();
     for (id, item) in &inventory.layers {
         if roots.layers.contains_key(id) {
@@ -236,24 +238,6 @@ fn layers<'a>(
         units.push(unit);
     }
     places
-}
-
-/// Returns layers and everything below them.
-pub(super) fn with_parents<'a>(
-    inventory: &'a Inventory,
-    tops: impl Iterator<Item = &'a LayerId>,
-) -> BTreeSet<&'a LayerId> {
-    let mut found = BTreeSet::new();
-    for top in tops {
-        let mut next = Some(top);
-        while let Some(id) = next
-            && found.insert(id)
-        {
-            let item = inventory.layers.get(id);
-            next = item.and_then(|item| item.layer.parent.as_ref());
-        }
-    }
-    found
 }
 
 pub(super) fn short(id: &str) -> &str {

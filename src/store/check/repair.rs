@@ -13,6 +13,7 @@ use super::inventory::{ASIDE, Read, is_busy, names, read};
 use super::{Fix, Inventory, Problem, examine};
 use crate::engine::docker::Service;
 use crate::plan::ids::{EnvId, EnvName, LayerId, VolumeId, VolumeName};
+use crate::plan::layer::with_parents;
 use crate::plan::record::{Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
@@ -380,15 +381,8 @@ fn owner(inventory: &Inventory, name: &EnvName, snapshots: &[(&&Layer, String)])
 impl Inventory {
     /// Returns the layers that have no step's key and that no record needs.
     fn nameless(&self) -> impl Iterator<Item = &Layer> {
-        let mut named = BTreeSet::new();
-        for top in self.fine_records().flat_map(|(_, record)| record.layers()) {
-            let mut next = Some(top);
-            while let Some(id) = next
-                && named.insert(id)
-            {
-                next = self.layer(id).and_then(|layer| layer.parent.as_ref());
-            }
-        }
+        let tops = self.fine_records().flat_map(|(_, record)| record.layers());
+        let named = with_parents(tops, |id| self.layer(id));
         self.fine_layers()
             .filter(move |layer| layer.key.is_none() && !named.contains(&layer.id))
     }

@@ -1,12 +1,13 @@
 //! Owns the list of the store's directories to count: their purpose, their users, and their order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::report::{Class, UsageReport, UsageRow};
 use super::service::holdings;
 use super::subdirectories;
 use crate::plan::ids::{EnvName, LayerId, VolumeId};
+use crate::plan::layer::with_parents;
 use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
@@ -40,10 +41,10 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
         inside,
         elsewhere: mounts_below(store.root()),
         envs: Vec::new(),
+        layers: BTreeMap::new(),
         mounted: BTreeMap::new(),
         roots: Vec::new(),
         rows: Vec::new(),
-        owners: Vec::new(),
     };
     // The store itself may be a mount.
     places.elsewhere.retain(|mount| mount != store.root());
@@ -53,8 +54,9 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
             places.envs.push((name.into(), record));
         }
     }
+    places.layers = used_layers(store, &places.envs)?;
     places.images();
-    let (shared, own) = places.layers();
+    let (shared, own) = places.bottom_up();
     places.frozen(shared);
     places.volumes();
     places.frozen(own);
@@ -77,18 +79,36 @@ struct Places<'a> {
     /// Mounts in the store.
     elsewhere: Vec<PathBuf>,
     envs: Vec<(String, Record)>,
+    layers: BTreeMap<LayerId, UsedLayer>,
     /// The envs that mount a cache or a source, by its directory.
     mounted: BTreeMap<PathBuf, Vec<String>>,
     roots: Vec<Root>,
     rows: Vec<UsageRow>,
-    /// The owner of each row.
-    owners: Vec<u32>,
 }
 
-struct Frozen {
-    id: LayerId,
-    title: String,
-    users: Vec<String>,
+/// A layer and the envs that need it.
+pub(super) struct UsedLayer {
+    /// Its description, if it can be read.
+    pub(super) layer: Option<Layer>,
+    pub(super) envs: Vec<String>,
+}
+
+fn used_layers(store: &Store, envs: &[(String, Record)]) -> Result<BTreeMap<LayerId, UsedLayer>> {
+    let mut found = BTreeMap::new();
+    for id in store.layer_ids()? {
+        let (layer, envs) = (store.layer(&id).ok().flatten(), Vec::new());
+        found.insert(id, UsedLayer { layer, envs });
+    }
+    for (name, record) in envs {
+        let needed = with_parents(record.layers(), |id| found.get(id)?.layer.as_ref());
+        let needed: Vec<LayerId> = needed.into_iter().cloned().collect();
+        for id in needed {
+            if let Some(used) = found.get_mut(&id) {
+                used.envs.push(name.clone());
+            }
+        }
+    }
+    Ok(found)
 }
 
 impl Places<'_> {
@@ -152,7 +172,6 @@ impl Places<'_> {
         let roots = paths.into_iter().map(|path| Root::new(path, at));
         self.roots.extend(roots.map(|root| root.owned_by(owner)));
         self.rows.push(row);
-        self.owners.push(owner);
     }
 
     /// Records the store's directories that an env mounts and does not own. An unresolved env mounts none.
@@ -215,60 +234,23 @@ impl Places<'_> {
 
     /// Returns the layers from the bottom up, those that several envs need apart from the rest. A layer's `flat`
     /// directory consists of hard links to layers below it, which at least as many envs need.
-    fn layers(&self) -> (Vec<Frozen>, Vec<Frozen>) {
-        let mut layers: BTreeMap<LayerId, Option<Layer>> = BTreeMap::new();
-        for id in names(&self.store.root().join("layers")) {
-            let Ok(id) = LayerId::try_from(id) else {
-                continue;
-            };
-            let layer = self.store.layer(&id).ok().flatten();
-            layers.insert(id, layer);
-        }
-        let parent = |id: &LayerId| layers.get(id)?.as_ref()?.parent.as_ref();
-        let mut needed: BTreeMap<&LayerId, BTreeSet<usize>> = BTreeMap::new();
-        for (at, (_, record)) in self.envs.iter().enumerate() {
-            for top in record.layers() {
-                let mut next = layers.get_key_value(top).map(|(id, _)| id);
-                while let Some(id) = next
-                    && needed.entry(id).or_default().insert(at)
-                {
-                    next = parent(id);
-                }
-            }
-        }
-        let depth = |id: &LayerId| {
-            let mut depth = 0;
-            let mut next = parent(id);
-            // A damaged chain may be circular.
-            while let Some(id) = next
-                && depth <= layers.len()
-            {
-                depth += 1;
-                next = parent(id);
-            }
-            depth
-        };
-        let unused = |id: &LayerId| !needed.contains_key(id);
-        let order = layers.keys().map(|id| (unused(id), depth(id), id));
-        let mut order: Vec<_> = order.collect();
+    fn bottom_up(&self) -> (Vec<LayerId>, Vec<LayerId>) {
+        let layer = |id: &LayerId| self.layers.get(id)?.layer.as_ref();
+        let mut order: Vec<_> = self
+            .layers
+            .iter()
+            .map(|(id, used)| (used.envs.is_empty(), with_parents([id], layer).len(), id))
+            .collect();
         order.sort();
-        let frozen = order.into_iter().map(|(_, _, id)| Frozen {
-            id: id.clone(),
-            title: layers[id]
-                .as_ref()
-                .map_or_else(|| id.to_string(), |layer| layer.title.clone()),
-            users: needed
-                .get(id)
-                .into_iter()
-                .flatten()
-                .map(|at| self.envs[*at].0.clone())
-                .collect(),
-        });
-        frozen.partition(|layer| layer.users.len() > 1)
+        let ids = order.into_iter().map(|(_, _, id)| id.clone());
+        ids.partition(|id| self.layers[id].envs.len() > 1)
     }
 
-    fn frozen(&mut self, layers: Vec<Frozen>) {
-        for Frozen { id, title, users } in layers {
+    fn frozen(&mut self, layers: Vec<LayerId>) {
+        for id in layers {
+            let UsedLayer { layer, envs } = &self.layers[&id];
+            let title = layer.as_ref().map(|layer| layer.title.clone());
+            let (title, users) = (title.unwrap_or_else(|| id.to_string()), envs.clone());
             let path = self.store.layer_dir(&id);
             let owner = self.owner(&users);
             if users.is_empty() {
@@ -388,15 +370,12 @@ impl Places<'_> {
             row.size = usage.class(at);
         }
         let mut freed: BTreeMap<String, u64> = BTreeMap::new();
-        for (row, owner) in self.rows.iter().zip(&self.owners) {
-            if *owner != KEPT
-                && *owner != NOBODY
-                && let [env] = row.envs.as_slice()
-            {
+        for row in self.rows.iter().filter(|row| row.class.is_removed()) {
+            if let [env] = row.envs.as_slice() {
                 *freed.entry(env.clone()).or_default() += row.size.exclusive;
             }
         }
-        let mut holdings = holdings(self.store, &self.envs)?;
+        let mut holdings = holdings(self.store, &self.envs, &self.layers)?;
         if let Some(env) = only {
             let is_users = |envs: &[String]| envs.iter().any(|user| user == env);
             self.rows.retain(|row| is_users(&row.envs));

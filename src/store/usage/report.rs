@@ -74,6 +74,11 @@ impl Class {
     pub(crate) fn is_kept(self) -> bool {
         matches!(self, Self::Cache | Self::Source | Self::Output)
     }
+
+    /// Returns whether `rm` removes it with the only env that uses it.
+    pub(super) fn is_removed(self) -> bool {
+        !self.is_kept() && self != Self::Image
+    }
 }
 
 impl UsageRow {
@@ -139,7 +144,7 @@ impl UsageReport {
     /// Sums up own bytes at services that removing `env` frees.
     pub(crate) fn freed_at_services(&self, env: &str) -> u64 {
         let held = self.at_services.iter();
-        held.filter(|held| held.class != Class::Image && held.envs == [env])
+        held.filter(|held| held.class.is_removed() && held.envs == [env])
             .map(|held| held.own)
             .sum()
     }

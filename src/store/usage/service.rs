@@ -4,11 +4,12 @@
 //! An image's own bytes are those of layers that the image below lacks. A container's own bytes are those written in
 //! it. Both figures come from the service.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
 
+use super::places::UsedLayer;
 use super::report::Class;
 use crate::engine::docker::Service;
 use crate::plan::ids::LayerId;
@@ -37,23 +38,14 @@ pub(crate) struct ServiceUsage {
 }
 
 /// Asks the services of a store's envs, layers and images.
-pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<ServiceUsage> {
-    let mut layers: BTreeMap<LayerId, (Layer, BTreeSet<&str>)> = BTreeMap::new();
-    for layer in store.layers()? {
-        layers.insert(layer.id.clone(), (layer, BTreeSet::new()));
-    }
-    for (name, record) in envs {
-        for top in record.layers() {
-            let mut next = Some(top.clone());
-            // A damaged chain may be circular.
-            while let Some((layer, users)) = next.take().and_then(|id| layers.get_mut(&id))
-                && users.insert(name)
-            {
-                next.clone_from(&layer.parent);
-            }
-        }
-    }
-    let kept = layers.values().filter_map(|(layer, _)| layer.kept.as_ref());
+pub(super) fn holdings(
+    store: &Store,
+    envs: &[(String, Record)],
+    layers: &BTreeMap<LayerId, UsedLayer>,
+) -> Result<ServiceUsage> {
+    let kept = layers
+        .values()
+        .filter_map(|used| used.layer.as_ref()?.kept.as_ref());
     // An image stays at a service after its last env is gone.
     let mut sockets = store.services_of_images()?;
     sockets.extend(kept.map(|kept| kept.socket.clone()));
@@ -61,7 +53,7 @@ pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Servi
     let mut found = ServiceUsage::default();
     for socket in sockets {
         let asked = Service::connect(&socket)
-            .and_then(|service| ask(store, &service, &socket, envs, &layers));
+            .and_then(|service| ask(store, &service, &socket, envs, layers));
         match asked {
             Ok(held) => found.held.extend(held),
             Err(error) => found.problems.push(error.chain().join(": ")),
@@ -75,7 +67,7 @@ fn ask(
     service: &Service,
     socket: &Path,
     envs: &[(String, Record)],
-    layers: &BTreeMap<LayerId, (Layer, BTreeSet<&str>)>,
+    layers: &BTreeMap<LayerId, UsedLayer>,
 ) -> Result<Vec<Held>> {
     let engine = service.flavour.to_string();
     let mut held = Vec::new();
@@ -104,31 +96,32 @@ fn ask(
         let kept = layer.kept.as_ref().filter(|kept| kept.socket == socket);
         kept.map(|kept| kept.image.clone())
     };
-    for (layer, _) in layers.values() {
-        if let Some(id) = at_socket(layer)
+    for used in layers.values() {
+        if let Some(id) = used.layer.as_ref().and_then(at_socket)
             && let Some(found) = service.image(&id)?
         {
             sizes.insert(id, (found.size, found.layers));
         }
     }
-    for (layer, users) in layers.values() {
+    for UsedLayer { layer, envs } in layers.values() {
+        let Some(layer) = layer else { continue };
         let Some((size, depth)) = at_socket(layer).and_then(|id| sizes.get(&id).copied()) else {
             continue;
         };
         let below = match &layer.parent {
-            Some(parent) => layers.get(parent).and_then(|(layer, _)| at_socket(layer)),
+            Some(parent) => (layers.get(parent)).and_then(|used| at_socket(used.layer.as_ref()?)),
             None => store.imported_id(socket, &layer.image_key)?,
         };
         let below = below.and_then(|id| sizes.get(&id).copied());
         held.push(Held {
             engine: engine.clone(),
-            class: if users.is_empty() {
+            class: if envs.is_empty() {
                 Class::Unused
             } else {
                 Class::Snapshots
             },
             name: layer.title.clone(),
-            envs: users.iter().map(|&name| name.to_owned()).collect(),
+            envs: envs.clone(),
             own: match below {
                 // An image that was merged into a single layer is based on nothing.
                 Some((_, layers)) if depth < layers => size,
