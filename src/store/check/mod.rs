@@ -279,7 +279,7 @@ impl Examination<'_> {
             Read::Fine(record) => {
                 // The journal may name the tree's new place, so it must be applied first.
                 if !journalled {
-                    for message in self.store.losses(record, env) {
+                    for message in self.store.without_losses(record, env).1 {
                         self.problem(object.clone(), message, Fix::Forget(name.to_owned()));
                     }
                 }
@@ -408,77 +408,49 @@ impl Inventory {
         envs.any(|env| matches!(env.record, Read::Damaged(_)))
     }
 
-    /// Returns the missing objects that a record names.
-    fn losses(&self, record: &Record, env: &EnvItem) -> Vec<String> {
-        let mut losses = Vec::new();
-        for snapshot in &record.snapshots {
-            if let Some(fault) = self.chain_fault(&snapshot.layer) {
-                losses.push(format!("snapshot `{}` is lost: {fault}", snapshot.name));
-            }
-        }
-        if let Some(layer) = &record.head.layer
-            && let Some(fault) = self.chain_fault(layer)
-        {
-            losses.push(format!("a layer below it is lost: {fault}"));
-        }
-        if let Some(tree) = &record.head.tree
-            && !env.trees.contains(tree.as_str())
-        {
-            losses.push(format!("its live tree `{tree}` is missing"));
-        }
-        for (name, id) in &record.head.volumes {
-            if !self.volumes.contains(id.as_str()) {
-                losses.push(format!("its build volume `{name}` (`{id}`) is missing"));
-            }
-        }
-        if let Some(failed) = &record.failed {
-            let parent = failed.parent.as_deref();
-            let fault = parent.and_then(|layer| self.chain_fault(layer));
-            if fault.is_some() || !env.trees.contains(failed.tree.as_str()) {
-                let step = &failed.step;
-                losses.push(format!("the tree of its failed step `{step}` is missing"));
-            }
-        }
-        losses
-    }
-
-    /// Returns the record without missing objects.
-    fn without_losses(&self, record: &Record, env: &EnvItem) -> Record {
-        let mut record = record.clone();
-        record
-            .snapshots
-            .retain(|snapshot| self.chain_fault(&snapshot.layer).is_none());
+    /// Returns a record without the missing objects that it names, and a phrase for each of them.
+    fn without_losses(&self, record: &Record, env: &EnvItem) -> (Record, Vec<String>) {
+        let (mut record, mut losses) = (record.clone(), Vec::new());
+        record.snapshots.retain(|snapshot| {
+            let fault = self.chain_fault(&snapshot.layer);
+            let lost = |fault: &String| format!("snapshot `{}` is lost: {fault}", snapshot.name);
+            losses.extend(fault.as_ref().map(lost));
+            fault.is_none()
+        });
+        let fault_below = |layer: &Option<LayerId>| self.chain_fault(layer.as_deref()?);
+        let below = fault_below(&record.head.layer);
+        losses.extend(below.map(|fault| format!("a layer below it is lost: {fault}")));
         if let Some(tree) = record.head.tree.clone()
             && !env.trees.contains(tree.as_str())
         {
+            losses.push(format!("its live tree `{tree}` is missing"));
             record.head.drop_tree();
             self.adopt_published(&mut record, &tree);
         }
-        let lost = |layer: &Option<LayerId>| {
-            layer
-                .as_ref()
-                .is_some_and(|layer| self.chain_fault(layer).is_some())
-        };
-        if lost(&record.head.layer) {
+        if fault_below(&record.head.layer).is_some() {
             record.head.drop_tree();
             record.head.layer = record.snapshots.last().map(|last| last.layer.clone());
             record.complete = false;
         }
         let known = record.head.volumes.len();
-        let volumes = &mut record.head.volumes;
-        volumes.retain(|_, id| self.volumes.contains(id.as_str()));
+        record.head.volumes.retain(|name, id| {
+            let is_there = self.volumes.contains(id.as_str());
+            let lost = || format!("its build volume `{name}` (`{id}`) is missing");
+            losses.extend((!is_there).then(lost));
+            is_there
+        });
         if record.head.volumes.len() < known {
             // Another volume takes its place, so the volumes no longer have the content of one layer.
             record.head.volumes_from = None;
         }
-        if record
-            .failed
-            .as_ref()
-            .is_some_and(|failed| lost(&failed.parent) || !env.trees.contains(failed.tree.as_str()))
-        {
-            record.failed = None;
-        }
-        record
+        let failed = record.failed.take_if(|failed| {
+            fault_below(&failed.parent).is_some() || !env.trees.contains(failed.tree.as_str())
+        });
+        losses.extend(failed.map(|failed| {
+            let step = failed.step;
+            format!("the tree of its failed step `{step}` is missing")
+        }));
+        (record, losses)
     }
 
     /// Adds the layer that a missing live tree became, if the record does not name it yet.

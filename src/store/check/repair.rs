@@ -127,7 +127,8 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
         }
         Fix::CleanUp(name) => drop(store.lock_env(name, "fsck", Duration::ZERO)?),
         Fix::Forget(name) => return forget(store, name),
-        Fix::ImageWork(name) => image_work(store, name)?,
+        // Its name is random, and the command that made it held a lock while it ran: nothing uses it again.
+        Fix::ImageWork(name) => store.discard(&store.root().join("images").join(name))?,
         Fix::Merge(layer, directory) => {
             let _held = every_env(store)?;
             store.discard(&store.root().join("layers").join(layer).join(directory))?;
@@ -200,19 +201,6 @@ fn every_env(store: &Store) -> Result<Vec<Lock>> {
     Ok(held)
 }
 
-fn image_work(store: &Store, name: &str) -> Result<()> {
-    let images = store.root().join("images");
-    let recipe = name.split('-').nth(1).unwrap_or_default();
-    let mut held = Vec::new();
-    for file in names(&images.join("refs"))? {
-        if file.starts_with(recipe) && file.ends_with(".lock") {
-            let path = images.join("refs").join(file);
-            held.push(Lock::exclusive(&path, "an image", "fsck", Duration::ZERO)?);
-        }
-    }
-    store.discard(&images.join(name))
-}
-
 fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
     let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
     // The state may have changed before the lock was taken.
@@ -220,7 +208,7 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
     let (Some(item), Some(record)) = (inventory.envs.get(name), env.record().cloned()) else {
         return Ok(None);
     };
-    let repaired = inventory.without_losses(&record, item);
+    let (repaired, _) = inventory.without_losses(&record, item);
     let mut done = None;
     // Changes on top of a missing layer are unusable, but they belong to the user.
     if let Some(tree) = &record.head.tree
