@@ -62,13 +62,19 @@ struct Item {
 }
 
 /// Everything to write to one output volume.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct VolumeRestore {
     volume: String,
     directory: PathBuf,
-    items: Vec<Item>,
     /// All its results.
     listing: Listing,
+    /// Listings of layers of the same env.
+    ours: Vec<Listing>,
+    items: Vec<Item>,
+    /// Results whose place is taken by a file that stays.
+    stays: BTreeSet<PathBuf>,
+    /// The last such result, below which nothing can be written.
+    blocked: Option<PathBuf>,
 }
 
 /// The work to restore results that an env's output lacks.
@@ -106,18 +112,15 @@ impl Store {
             let Some(volume) = spec.volume(&name) else {
                 continue;
             };
-            let directory = self.output_dir(spec, volume)?;
-            let mut comparison = VolumeComparison {
+            let mut restore = VolumeRestore {
+                directory: self.output_dir(spec, volume)?,
                 ours: self.ours(&name, &known)?,
-                directory,
-                items: Vec::new(),
-                stays: BTreeSet::new(),
-                blocked: None,
+                ..VolumeRestore::default()
             };
             for (path, entry, layer) in results.entries() {
-                comparison.decide(path, entry, layer.clone())?;
+                restore.decide(path, entry, layer.clone())?;
             }
-            for path in comparison.stays {
+            for path in std::mem::take(&mut restore.stays) {
                 let layer = &results.layers[&path];
                 plan.blocked.push(BlockedResult {
                     step: self.title_of(layer, spec),
@@ -127,13 +130,9 @@ impl Store {
                     path,
                 });
             }
-            if !comparison.items.is_empty() {
-                plan.volumes.push(VolumeRestore {
-                    volume: name,
-                    directory: comparison.directory,
-                    items: comparison.items,
-                    listing: results.listing,
-                });
+            if !restore.items.is_empty() {
+                (restore.volume, restore.listing) = (name, results.listing);
+                plan.volumes.push(restore);
             }
         }
         Ok(plan)
@@ -261,19 +260,8 @@ fn is_still(old: &ListingEntry, directory: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// Decides about the results in one output volume, each directory before its content.
-struct VolumeComparison {
-    directory: PathBuf,
-    /// Listings of layers of the same env.
-    ours: Vec<Listing>,
-    items: Vec<Item>,
-    /// Results whose place is taken by a file that stays.
-    stays: BTreeSet<PathBuf>,
-    /// The last such result, below which nothing can be written.
-    blocked: Option<PathBuf>,
-}
-
-impl VolumeComparison {
+impl VolumeRestore {
+    /// Decides about a result, each directory before its content.
     fn decide(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
         if let Some(above) = &self.blocked
             && path.starts_with(above)
@@ -400,31 +388,24 @@ mod tests {
         ] {
             fs::write(directory.path().join(path), text).unwrap();
         }
-        let mut comparison = VolumeComparison {
+        let mut restore = VolumeRestore {
+            volume: "out".to_owned(),
             directory: out.clone(),
             ours: vec![Listing::of(&out).unwrap()],
-            items: Vec::new(),
-            stays: BTreeSet::new(),
-            blocked: None,
+            ..VolumeRestore::default()
         };
         for (path, entry) in &Listing::of(&new).unwrap().entries {
             let layer = "layer".parse().unwrap();
-            comparison.decide(path, entry, layer).unwrap();
+            restore.decide(path, entry, layer).unwrap();
         }
-        assert!(comparison.stays.is_empty());
-        assert_eq!(comparison.items.len(), 2);
+        assert!(restore.stays.is_empty());
+        assert_eq!(restore.items.len(), 2);
         for path in ["replaced", "cleared/file"] {
             fs::write(out.join(path), "mine, newest").unwrap();
         }
-        let volume = VolumeRestore {
-            volume: "out".to_owned(),
-            directory: out.clone(),
-            items: Vec::new(),
-            listing: Listing::default(),
-        };
         let mut writer = Writer::open(&out, false).unwrap();
-        for item in &comparison.items {
-            let error = store.restore_result(&volume, item, &mut writer);
+        for item in &restore.items {
+            let error = store.restore_result(&restore, item, &mut writer);
             assert_eq!(error.unwrap_err().kind(), Kind::Busy);
         }
         for path in ["replaced", "cleared/file"] {
