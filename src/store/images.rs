@@ -18,7 +18,7 @@ use super::trash::is_rest;
 use super::{Lock, Store};
 pub(crate) use crate::image::TaskContext;
 use crate::image::recipe::Pin;
-use crate::image::{self, BuildContext, BuildProgress, Built, Package, Recipe};
+use crate::image::{self, BuildContext, BuildProgress, Built, Recipe};
 use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
@@ -56,45 +56,30 @@ impl TaskContext<'_> {
 }
 
 impl Image {
+    /// Returns the key that the other fields determine.
     pub fn computed_key(&self) -> Result<ImageKey> {
-        key_of(
-            &self.recipe,
-            &self.packages,
-            &self.digest,
-            self.resolved.as_deref(),
-            self.env.as_ref(),
-        )
+        let failed = |error| unexpected!("cannot encode an image").source(error);
+        let packages = serde_json::to_vec(&self.packages).map_err(failed)?;
+        // Images without variables keep the keys that older versions gave them.
+        let env = self.env.as_ref().filter(|env| !env.is_empty());
+        let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
+        let mut hash = Sha256::new();
+        let parts = [
+            b"rockenv-image-1".as_slice(),
+            self.recipe.as_bytes(),
+            &packages,
+            self.digest.as_bytes(),
+        ];
+        for part in parts
+            .into_iter()
+            .chain(self.resolved.as_deref().map(str::as_bytes))
+            .chain(env.iter().flat_map(|env| [b"env".as_slice(), env]))
+        {
+            hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
+            hash.update(part);
+        }
+        Ok(hex::encode(hash.finalize()).try_into()?)
     }
-}
-
-fn key_of(
-    recipe: &str,
-    packages: &[Package],
-    digest: &str,
-    resolved: Option<&str>,
-    env: Option<&BTreeMap<String, String>>,
-) -> Result<ImageKey> {
-    let failed = |error| unexpected!("cannot encode an image").source(error);
-    let packages = serde_json::to_vec(packages).map_err(failed)?;
-    // Images without variables keep the keys that older versions gave them.
-    let env = env.filter(|env| !env.is_empty());
-    let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
-    let mut hash = Sha256::new();
-    let parts = [
-        b"rockenv-image-1".as_slice(),
-        recipe.as_bytes(),
-        &packages,
-        digest.as_bytes(),
-    ];
-    for part in parts
-        .into_iter()
-        .chain(resolved.map(str::as_bytes))
-        .chain(env.iter().flat_map(|env| [b"env".as_slice(), env]))
-    {
-        hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
-        hash.update(part);
-    }
-    Ok(hex::encode(hash.finalize()).try_into()?)
 }
 
 impl Store {
@@ -386,14 +371,9 @@ impl Store {
 }
 
 fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
-    Ok(Image {
-        key: key_of(
-            recipe,
-            &built.packages,
-            &built.digest,
-            built.resolved.as_deref(),
-            built.env.as_ref(),
-        )?,
+    let mut image = Image {
+        // The other fields determine the key.
+        key: recipe.parse()?,
         name: name.to_owned(),
         recipe: recipe.parse()?,
         resolved: built.resolved,
@@ -407,7 +387,9 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
         packages: built.packages,
         bytes: built.bytes,
         took_ms: None,
-    })
+    };
+    image.key = image.computed_key()?;
+    Ok(image)
 }
 
 #[cfg(test)]
