@@ -3,7 +3,7 @@
 //! Deletes only below `envs/`, `layers/` and `volumes/`: sources, caches, outputs and host directories are out of
 //! reach.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -340,36 +340,27 @@ impl Store {
         let leased = users.leases.values().flat_map(|lease| &lease.layers);
         let recorded = users.records.values().flat_map(Record::layers);
         let kept = users.layers.values().filter(|layer| is_kept(layer));
-        let tops = leased.chain(recorded).chain(kept.map(|layer| &layer.id));
-        let needed = with_parents(tops, |id| users.layers.get(id));
-        let mut parents: BTreeMap<&LayerId, Option<&LayerId>> = BTreeMap::new();
-        let mut children: BTreeMap<&LayerId, usize> = BTreeMap::new();
-        for (id, layer) in &users.layers {
-            parents.insert(id, layer.parent.as_ref());
-            if let Some(parent) = &layer.parent {
-                *children.entry(parent).or_default() += 1;
-            }
-        }
-        // After a kill, an unneeded layer may be the parent of another one. Then the child goes first, or neither
-        // goes.
-        let mut left: BTreeSet<&LayerId> = candidates.iter().collect();
-        let mut next = left.pop_first();
+        let kept = kept.map(|layer| &layer.id);
+        let layer = |id: &LayerId| users.layers.get(id);
+        let going = with_parents(candidates, layer);
+        // After a kill, an unneeded layer may be based on one of them. Neither goes then.
+        let others = users.layers.keys().filter(|id| !going.contains(*id));
+        let tops = leased.chain(recorded).chain(kept).chain(others);
+        let mut needed = with_parents(tops, layer);
+        let going = going.into_iter().filter(|id| !needed.contains(*id));
+        let mut going: Vec<&LayerId> = going.collect();
+        // Each layer goes before those below it.
+        going.sort_by_cached_key(|id| std::cmp::Reverse(with_parents([*id], layer).len()));
         let mut outcome = Ok(());
-        while let Some(id) = next {
-            let stood_on = children.get(id).is_some_and(|count| *count > 0);
-            let mut below = None;
-            if !needed.contains(id) && !stood_on {
-                match self.discard(&self.layer_dir(id)) {
-                    // Its exclusive parents go with it.
-                    Ok(()) => below = parents.remove(id).flatten(),
-                    // It keeps only what is below it.
-                    Err(error) => outcome = outcome.and(Err(error)),
-                }
+        for id in going {
+            if needed.contains(id) {
+                continue;
             }
-            if let Some(count) = below.and_then(|parent| children.get_mut(parent)) {
-                *count -= 1;
+            if let Err(error) = self.discard(&self.layer_dir(id)) {
+                // It keeps only what is below it.
+                needed.extend(with_parents([id], layer));
+                outcome = outcome.and(Err(error));
             }
-            next = below.or_else(|| left.pop_first());
         }
         outcome
     }
