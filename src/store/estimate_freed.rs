@@ -162,9 +162,7 @@ impl Store {
     pub fn trash_bytes(&self) -> Result<u64> {
         const TRASH: u32 = 1;
         let trash = self.root().join("trash");
-        let mut entries = names(&trash)?;
-        // The directory and its lock stay.
-        entries.retain(|name| name != "lock");
+        let entries = names(&trash)?;
         if entries.is_empty() {
             return Ok(0);
         }

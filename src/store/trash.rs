@@ -81,10 +81,7 @@ impl Store {
     }
 
     pub fn has_trash(&self) -> bool {
-        // Older versions left a file `lock` there.
-        fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| {
-            entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lock"))
-        })
+        fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| entries.next().is_some())
     }
 
     /// Empties the trash; returns false if another process does so already. Entries that must be kept stay. An entry
@@ -103,9 +100,6 @@ impl Store {
             let mut outcome = Ok(());
             for entry in fs::read_dir(&trash)? {
                 let entry = entry?;
-                if entry.file_name() == "lock" {
-                    continue;
-                }
                 // Keep the files while the service does not answer: only they name its objects.
                 if self.remove_objects(&entry.path()) {
                     gone = true;

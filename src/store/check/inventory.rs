@@ -241,8 +241,7 @@ impl Store {
         let trash = root.join("trash");
         // The directory is its own lock.
         if !matches!(Lock::try_directory(&trash), Ok(None)) {
-            let entries = names(&trash)?;
-            inventory.trash = Some(entries.iter().filter(|name| *name != "lock").count());
+            inventory.trash = Some(names(&trash)?.len());
         }
         Ok(inventory)
     }
