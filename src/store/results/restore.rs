@@ -155,7 +155,7 @@ impl Store {
     }
 
     /// Returns each layer's listing of an output volume, without entries that may not be the step's own.
-    fn ours(&self, volume: &str, layers: &BTreeSet<LayerId>) -> Result<Vec<Listing>> {
+    pub(super) fn ours(&self, volume: &str, layers: &BTreeSet<LayerId>) -> Result<Vec<Listing>> {
         let mut found = Vec::new();
         for layer in layers {
             let mut left = StepResults::read(&self.results_dir(layer))?.take(volume);

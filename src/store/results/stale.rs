@@ -1,12 +1,12 @@
 //! Owns moving the results of an env's other builds out of its output volumes: a later step would take them for results
 //! of its own build. They stay beside the volumes until a build has made them again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-use super::{ResultState, StepResults, compare, output_writer, outputs};
+use super::{ResultState, compare, output_writer, outputs};
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::Store;
@@ -24,22 +24,9 @@ impl Store {
         known: &[LayerId],
     ) -> Result<()> {
         let volumes = outputs(spec).filter(|volume| volume.source == VolumeSource::Store);
-        let volumes: Vec<_> = volumes.collect();
-        if volumes.is_empty() {
+        let (volumes, known) = (volumes.collect::<Vec<_>>(), self.with_those_below(known));
+        if volumes.is_empty() || known.is_empty() {
             return Ok(());
-        }
-        let mut stale: BTreeMap<&str, BTreeMap<PathBuf, Vec<ListingEntry>>> = BTreeMap::new();
-        for layer in self.with_those_below(known) {
-            let mut left = StepResults::read(&self.results_dir(&layer))?;
-            for volume in &volumes {
-                let left = left.take(&volume.name);
-                let of_volume = stale.entry(&volume.name).or_default();
-                for (path, entry) in left.entries.entries {
-                    if !left.unsure.0.contains(&path) {
-                        of_volume.entry(path).or_default().push(entry);
-                    }
-                }
-            }
         }
         let mut stay = match top {
             Some(top) => self.results(top, spec)?,
@@ -47,10 +34,8 @@ impl Store {
         };
         for volume in volumes {
             let directory = self.output_dir(spec, volume)?;
-            let Some(stale) = stale.remove(volume.name.as_str()) else {
-                continue;
-            };
             if directory.is_dir() {
+                let stale = self.ours(&volume.name, &known)?;
                 let stay = stay.remove(&volume.name).unwrap_or_default().listing;
                 let aside = self.earlier_results(spec).join(&volume.name);
                 move_aside(&directory, &aside, &stale, &stay, spec)?;
@@ -100,15 +85,16 @@ impl Store {
 fn move_aside(
     directory: &Path,
     aside: &Path,
-    stale: &BTreeMap<PathBuf, Vec<ListingEntry>>,
+    stale: &[Listing],
     stay: &Listing,
     spec: &Spec,
 ) -> Result<()> {
     let mut writer = output_writer(directory, spec)?;
     let mut to = None;
+    let paths: BTreeSet<&PathBuf> = stale.iter().flat_map(|left| left.entries.keys()).collect();
     // Visit the content of a directory before the directory.
-    for (path, entries) in stale.iter().rev() {
-        let is_directory = match stale_entry(directory, path, entries)? {
+    for path in paths.into_iter().rev() {
+        let is_directory = match stale_entry(directory, path, stale)? {
             Some(entry) if !stay.entries.contains_key(path) => entry.is_directory(),
             _ => continue,
         };
@@ -142,9 +128,9 @@ fn move_aside(
 fn stale_entry<'a>(
     directory: &Path,
     path: &Path,
-    entries: &'a [ListingEntry],
+    stale: &'a [Listing],
 ) -> Result<Option<&'a ListingEntry>> {
-    for entry in entries {
+    for entry in stale.iter().filter_map(|left| left.entries.get(path)) {
         let is_known = match &entry.content {
             // Older versions recorded no digest, and a time is not enough to remove a file.
             Content::File { sha256, .. } => sha256.is_some(),
