@@ -272,7 +272,10 @@ impl ContainerRecord {
     fn clear(&self) -> Result<()> {
         if let Some(place) = &self.place {
             // The service owns the control group.
-            return docker::Service::connect(&place.socket)?.stop(&place.name);
+            let stopped = docker::Service::connect(&place.socket)
+                .and_then(|service| service.stop(&place.name));
+            // A service that was uninstalled must not keep the env from being removed.
+            return stopped.or_else(|_| self.kill(PATIENCE));
         }
         self.cgroup.kill(PATIENCE)?;
         self.cgroup.remove()?;
@@ -530,6 +533,18 @@ mod tests {
             state(id).forget(&run).unwrap();
             assert_eq!(ContainerRecord::path(&run).exists(), stays, "{id}");
         }
+    }
+
+    #[test]
+    fn a_service_that_was_uninstalled_does_not_keep_an_env() {
+        let text = r#"{"id": "rockenv-a-0", "cgroup": {"directories": []}, "place": {"socket": "/nobody-answers",
+            "image": "", "name": "", "store": "", "env": "", "tree": "0123456789abcdef", "key": ""}}"#;
+        let mut state: ContainerRecord = serde_json::from_str(text).unwrap();
+        // Its processes may run, and only the service knows them.
+        assert_eq!(state.clear().unwrap_err().kind(), Kind::Unavailable);
+        let group = (String::new(), "/sys/fs/cgroup/gone".into());
+        state.cgroup.directories.push(group);
+        state.clear().unwrap();
     }
 
     #[test]
