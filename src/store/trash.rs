@@ -1,8 +1,9 @@
 //! Owns deleting: an immediate rename into `trash/`, then unlinking by a separate process, so that no command waits
 //! for it and a kill does no harm.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use fs_err as fs;
@@ -118,6 +119,14 @@ impl Store {
         }
     }
 
+    /// Returns the sockets of the services that must remove objects before the rest of the trash is deleted.
+    pub fn trash_waits_for(&self) -> Result<BTreeSet<PathBuf>> {
+        let trash = self.root.join("trash");
+        let entries = names(&trash)?.into_iter();
+        let objects = entries.flat_map(|name| self.objects_below(&trash.join(name)));
+        Ok(objects.map(|object| object.socket).collect())
+    }
+
     /// Starts a process that empties the trash and writes new layers to disk, without waiting for it.
     pub fn start_background(&self, program: &Path) -> Result<()> {
         let child = std::process::Command::new(program)
@@ -194,6 +203,8 @@ mod tests {
             assert!(store.empty_trash().unwrap());
             // The service of a list that counts does not answer, so the files wait.
             assert_eq!(store.has_trash(), counts, "{discarded} {below}");
+            let waits_for = store.trash_waits_for().unwrap();
+            assert_eq!(waits_for.contains(&socket), counts, "{discarded} {below}");
             tree::remove_tree(&store.root().join("trash")).unwrap();
         }
     }

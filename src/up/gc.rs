@@ -15,6 +15,7 @@ use crate::store::inventory::InventoryOptions;
 use crate::sys::error::{Error, Result};
 use crate::sys::host::{Host, Space, free_space, space};
 use crate::sys::process::Program;
+use crate::sys::shell::quoted_path;
 use crate::ui::size;
 use crate::up::context::Context;
 
@@ -54,6 +55,13 @@ pub(crate) fn collect(
     };
     let outcome = remove(cx, store, options, limits, asked, before, &mut done);
     let outcome = outcome.and(store.reclaim());
+    for socket in store.trash_waits_for()? {
+        done.notes.push(format!(
+            "removed data waits for the service at `{}`, which has images of it: run `rockenv gc` while it answers, or if it was uninstalled: rm -r {}",
+            socket.display(),
+            quoted_path(&store.root().join("trash"))
+        ));
+    }
     // Other processes may have written more than was freed.
     done.freed = unused(store)?.saturating_sub(before);
     drop(ballast);
