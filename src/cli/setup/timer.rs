@@ -37,6 +37,7 @@ impl Timer {
              Description=Remove what rockenv does not need\n\
              Documentation=man:rockenv-gc(1)\n\
              ConditionPathExists={home}/format\n\
+             ConditionFileIsExecutable={program}\n\
              RequiresMountsFor={home}\n\
              \n\
              [Service]\n\
@@ -152,7 +153,11 @@ mod tests {
             service,
             "ExecStart=/usr/local/bin/rockenv --quiet --yes --home /srv/store gc --preset ci\n"
         );
-        assert!(service.contains("ConditionPathExists=/srv/store/format\n"));
+        // Uninstalling the program does not make it fail every day.
+        assert_has!(
+            service,
+            "ConditionPathExists=/srv/store/format\nConditionFileIsExecutable=/usr/local/bin/rockenv\n"
+        );
         for bad in "/srv/%h|/srv/a b|relative|/srv/$HOME|/a\nExecStart=/b".split('|') {
             let refused = Timer::plan(Path::new("/r"), Path::new(bad), None);
             assert!(refused.is_err(), "{bad:?}");
