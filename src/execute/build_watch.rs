@@ -50,7 +50,10 @@ struct Build {
     forecast: Option<(Option<usize>, BuildForecast)>,
     /// When its log was last read.
     modified: Option<SystemTime>,
+    /// The number of commands that its present ninja ended.
     ended: usize,
+    /// Whether an earlier ninja of this step ran there too.
+    again: bool,
     /// How long its ninja had been running when its log was read, and when that was. Measured from then on with a
     /// monotonic clock, which stops during suspend.
     ran: Option<(Duration, Instant)>,
@@ -137,8 +140,7 @@ impl<'a> BuildWatch<'a> {
             };
             let total = counts.total(below, !known.iter().any(is_above));
             let total = total.map(|total| total as usize);
-            let forecast = build.forecast.as_ref();
-            if forecast.is_none_or(|(known, _)| *known != total) {
+            if build.is_outdated(total) {
                 let (volume, top) = &self.volumes[*at];
                 let file = build_logs::text(top, &below.join("build.ninja"))?;
                 let earlier = self.store.earlier_builds(volume, below);
@@ -186,6 +188,13 @@ fn processor_time() -> Duration {
 }
 
 impl Build {
+    /// Returns whether a forecast for `total` commands has to be made. If their number is no longer known because a
+    /// ninja began in another directory, this one's is over, and its commands are still the same.
+    fn is_outdated(&self, total: Option<usize>) -> bool {
+        let forecast = self.forecast.as_ref();
+        forecast.is_none_or(|(known, _)| *known != total && (total.is_some() || self.again))
+    }
+
     /// Returns how long its ninja has been running.
     fn since(&self, now: Instant) -> Option<Duration> {
         let (ran, read) = self.ran?;
@@ -197,25 +206,25 @@ impl Build {
         self.modified = Some(log.modified);
         let before: HashSet<&Command> = self.before.iter().collect();
         let new = log.commands.iter();
-        let new = new.filter(|command| !before.contains(command));
-        let mut ended = 0;
-        let mut last = 0;
-        for command in new {
-            ended += 1;
-            last = last.max(command.ended_ms);
-            if let Some((_, forecast)) = &mut self.forecast {
-                let start = Duration::from_millis(command.ended_ms - command.took_ms);
-                forecast.ended(
-                    &command.output,
-                    start,
-                    Duration::from_millis(command.ended_ms),
-                );
+        let new: Vec<&Command> = new.filter(|command| !before.contains(command)).collect();
+        // A ninja writes its commands in the order of their ends, and counts from its own start.
+        let mut pairs = new.windows(2);
+        let restart = pairs.rposition(|pair| pair[1].ended_ms < pair[0].ended_ms);
+        let first = restart.map_or(0, |at| at + 1);
+        if let Some((_, forecast)) = &mut self.forecast {
+            for (at, command) in new.iter().enumerate() {
+                let took = Duration::from_millis(command.took_ms);
+                let end = if at < first { 0 } else { command.ended_ms };
+                forecast.ended(&command.output, took, Duration::from_millis(end));
             }
         }
-        if ended > 0 {
-            self.ended = ended;
+        if let Some(last) = new.last() {
+            self.ended = new.len() - first;
+            self.again = first > 0;
             // ninja wrote the log's last line when that command ended.
-            let began = log.modified.checked_sub(Duration::from_millis(last));
+            let began = log
+                .modified
+                .checked_sub(Duration::from_millis(last.ended_ms));
             let ran = began.map(|began| now.duration_since(began).unwrap_or_default());
             self.ran = ran.map(|ran| (ran, Instant::now()));
         }
@@ -234,18 +243,46 @@ mod tests {
         assert_eq!(pause(ms(50), ms(50)), ms(5000));
     }
 
+    fn log(modified: SystemTime, ended_ms: &[u64]) -> BuildLog {
+        let command = |ended_ms: &u64| Command {
+            output: format!("{ended_ms}.o"),
+            ended_ms: *ended_ms,
+            took_ms: 1000,
+        };
+        BuildLog {
+            modified,
+            commands: ended_ms.iter().map(command).collect(),
+        }
+    }
+
+    #[test]
+    fn a_second_ninja_counts_from_its_own_start() {
+        let graph = "build 60000.o: cc\nbuild 4000.o: cc\nbuild 5000.o: cc\nbuild 9.o: cc\n";
+        let graph = BuildGraph::parse(graph).unwrap();
+        let forecast = BuildForecast::new(graph, None, "", |_| None, |_| false);
+        let mut build = Build {
+            forecast: Some((Some(1), forecast)),
+            ..Build::default()
+        };
+        let modified = SystemTime::now();
+        build.take(log(modified, &[60_000]), modified);
+        // The ninja that follows in another directory makes the number of commands unknown.
+        assert!(!build.is_outdated(None) && build.is_outdated(Some(2)));
+        build.take(log(modified, &[60_000, 4000, 5000]), modified);
+        assert!(build.is_outdated(None));
+        let (ran, _) = build.ran.unwrap();
+        assert_eq!((ran, build.ended), (Duration::from_secs(5), 2));
+        // Its last command has just begun, and takes a second like the others.
+        let (_, forecast) = build.forecast.unwrap();
+        let left = forecast.left(ran, 2, 1).likely;
+        assert!(left.abs_diff(Duration::from_secs(1)) < Duration::from_millis(300));
+    }
+
     #[test]
     fn a_build_does_not_run_while_the_machine_is_suspended() {
         let modified = SystemTime::now();
         let seconds = Duration::from_secs;
-        let log = BuildLog {
-            modified,
-            commands: vec![Command {
-                output: "a.o".to_owned(),
-                ended_ms: 4000,
-                took_ms: 1000,
-            }],
-        };
+        let log = log(modified, &[4000]);
         let mut build = Build::default();
         assert_eq!(build.since(Instant::now()), None);
         build.take(log, modified + seconds(1));

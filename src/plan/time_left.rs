@@ -53,7 +53,7 @@ struct Work {
     priority: u32,
     needs: Vec<usize>,
     needed_by: Vec<usize>,
-    /// When it began and ended, in seconds since the build began.
+    /// When it began and ended, in seconds since the build began. Negative if an earlier ninja of the step ran it.
     ended: Option<(f64, f64)>,
 }
 
@@ -152,19 +152,16 @@ impl BuildForecast {
         }
     }
 
-    /// Records that the command with this first output ended. Times are since the build began.
-    pub(crate) fn ended(&mut self, output: &str, start: Duration, end: Duration) {
+    /// Records that the command with this first output took this long and ended at `end`, since the build began.
+    pub(crate) fn ended(&mut self, output: &str, took: Duration, end: Duration) {
         let Some(at) = self.names.get(output) else {
             return;
         };
         let work = &mut self.work[*at];
-        let (start, end) = (
-            start.as_secs_f64(),
-            end.as_secs_f64().max(start.as_secs_f64()),
-        );
-        if work.ended.replace((start, end)).is_none() && work.runs {
+        let (took, end) = (took.as_secs_f64(), end.as_secs_f64());
+        if work.ended.replace((end - took, end)).is_none() && work.runs {
             for (level, group) in work.groups.into_iter().enumerate() {
-                let actual = counted(level, output, end - start, work.usual);
+                let actual = counted(level, output, took, work.usual);
                 self.groups[group].add(actual, work.usual);
             }
         }

@@ -72,7 +72,7 @@ impl Recording {
             while self.log[done].1 <= now {
                 let (start, end, output) = &self.log[done];
                 let millis = Duration::from_millis;
-                forecast.ended(output, millis(*start), millis(*end));
+                forecast.ended(output, millis(end - start), millis(*end));
                 done += 1;
             }
             let left = forecast.left(Duration::from_millis(now), done, 2);
@@ -145,7 +145,7 @@ fn a_build_that_is_resumed_has_only_what_is_left() {
     let first = part(forecast.left(Duration::ZERO, 0, 2));
     for (start, end, output) in rest {
         let since = |at: &u64| Duration::from_millis(at.saturating_sub(begun));
-        forecast.ended(output, since(start), since(end));
+        forecast.ended(output, since(end) - since(start), since(end));
     }
     let last = forecast.left(Duration::from_millis(whole), rest.len(), 2);
     assert!((0.35..1.5).contains(&first), "{first}");
@@ -162,7 +162,7 @@ fn one_command_that_takes_long_says_little_about_other_directories() {
     let graph = BuildGraph::parse(&file).unwrap();
     let mut forecast = BuildForecast::new(graph, Some(102), "", |_| None, |_| false);
     let hour = Duration::from_secs(3600);
-    forecast.ended("tables/0", Duration::ZERO, hour);
+    forecast.ended("tables/0", hour, hour);
     let left = forecast.left(hour, 1, 1).likely;
     // The other command of that directory is expected to take as long.
     assert!(left > hour / 2 && left < hour * 2, "{left:?}");
@@ -175,7 +175,7 @@ fn a_sub_project_that_takes_long_says_that_others_do() {
     let graph = BuildGraph::parse(file).unwrap();
     let mut forecast = BuildForecast::new(graph, Some(2), "", |_| None, |_| false);
     let hour = Duration::from_secs(3600);
-    forecast.ended("a/stamp/build.stamp", Duration::ZERO, hour);
+    forecast.ended("a/stamp/build.stamp", hour, hour);
     let left = forecast.left(hour, 1, 1).likely;
     assert!(left > hour / 2 && left < hour * 2, "{left:?}");
 }
@@ -189,9 +189,9 @@ fn a_build_of_part_of_the_commands_counts_those_that_remain() {
     assert!(!forecast.exact);
     let seconds = Duration::from_secs;
     assert_eq!(forecast.left(seconds(0), 0, 2).likely, seconds(8));
-    forecast.ended("a.o", seconds(0), seconds(8));
+    forecast.ended("a.o", seconds(8), seconds(8));
     assert_eq!(forecast.left(seconds(8), 1, 1).likely, seconds(8));
-    forecast.ended("unknown", seconds(0), seconds(8));
+    forecast.ended("unknown", seconds(8), seconds(8));
     assert_eq!(forecast.left(seconds(8), 2, 1).likely, seconds(0));
 }
 
