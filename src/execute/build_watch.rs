@@ -27,6 +27,8 @@ const SHARE_WAITING: u32 = 20;
 const LONGEST: Duration = Duration::from_secs(1);
 /// Commands that must have ended before an estimate is shown.
 const KNOWN: usize = 3;
+/// Number of looks of which the largest number of jobs in use counts: between two commands, a job is unused.
+const RECENT: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct BuildWatch<'a> {
@@ -37,6 +39,10 @@ pub(crate) struct BuildWatch<'a> {
     /// The step's script.
     script: String,
     jobs: usize,
+    /// The jobs in use at the last looks, zero if unknown.
+    used: [usize; RECENT],
+    /// Whether more than one job was in use. A ninja with `-j` does not join the jobserver, and seems to use one.
+    joined: bool,
     due: Instant,
 }
 
@@ -88,17 +94,27 @@ impl<'a> BuildWatch<'a> {
             builds,
             script,
             jobs: jobs as usize,
+            used: [0; RECENT],
+            joined: false,
             due: Instant::now(),
         }
     }
 
-    /// Returns how long the step's builds still take, if a look is due and an estimate is possible.
-    pub(crate) fn time_left(&mut self, counts: &Tracker) -> Option<TimeLeft> {
+    /// Returns how long the step's builds still take, if a look is due and an estimate is possible. `used` returns how
+    /// many jobs the step uses now.
+    pub(crate) fn time_left(
+        &mut self,
+        counts: &Tracker,
+        used: impl Fn() -> Option<u32>,
+    ) -> Option<TimeLeft> {
         let began = Instant::now();
         if counts.progress().total == 0 || began < self.due {
             return None;
         }
         let worked = processor_time();
+        self.used.rotate_right(1);
+        self.used[0] = used().unwrap_or(0) as usize;
+        self.joined |= self.used[0] > 1;
         self.read();
         let left = self.estimate(counts);
         let worked = processor_time().saturating_sub(worked);
@@ -127,6 +143,8 @@ impl<'a> BuildWatch<'a> {
     fn estimate(&mut self, counts: &Tracker) -> Option<TimeLeft> {
         let until = Instant::now() + LONGEST;
         let known: Vec<(usize, PathBuf)> = self.builds.keys().cloned().collect();
+        let used = self.used.into_iter().max().filter(|used| *used > 0);
+        let used = used.filter(|_| self.joined);
         let mut all: Option<TimeLeft> = None;
         for ((at, below), build) in &mut self.builds {
             if build.ran.is_none() {
@@ -167,7 +185,7 @@ impl<'a> BuildWatch<'a> {
                 continue;
             }
             let since = build.since(Instant::now())?;
-            let left = forecast.left(since, build.ended, self.jobs);
+            let left = forecast.left(since, build.ended, forecast.jobs(self.jobs, used));
             // Nested builds share the jobs, and the outer one waits for them.
             if all.is_none_or(|most| most.likely < left.likely) {
                 all = Some(left);

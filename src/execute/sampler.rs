@@ -67,7 +67,7 @@ impl Sampler {
             at_ms: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             memory: self.cgroup.as_ref().and_then(Cgroup::anonymous),
             cpu_ms: cpu_us.map(|us| us / 1000),
-            jobs: self.jobs.as_ref().and_then(Gauge::used),
+            jobs: self.jobs(),
             disk: grown,
         };
         self.most_memory = self.most_memory.max(sample.memory);
@@ -85,6 +85,11 @@ impl Sampler {
             self.file = None;
         }
         sample
+    }
+
+    /// Returns how many jobs the step uses now.
+    pub(crate) fn jobs(&self) -> Option<u32> {
+        self.jobs.as_ref().and_then(Gauge::used)
     }
 
     /// If the step is slow for lack of memory, returns once for how many percent of the last five minutes it waited,

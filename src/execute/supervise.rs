@@ -167,7 +167,8 @@ impl Supervision<'_, '_> {
                     (self.step.warn)((self.step.starved)(share, peak));
                 }
             }
-            if let Some(left) = self.step.builds.time_left(self.step.output.ninja()) {
+            let used = || self.step.sampler.jobs();
+            if let Some(left) = self.step.builds.time_left(self.step.output.ninja(), used) {
                 self.step.output.expect(left);
             }
             let [client, signal, holder, out, err] = self.wait()?;

@@ -167,6 +167,13 @@ impl BuildForecast {
         }
     }
 
+    /// Returns the number of jobs for the rest of the build: those `used` lately if further commands could run, because
+    /// memory or other envs need the others, or else its maximum, `jobs`.
+    pub(crate) fn jobs(&self, jobs: usize, used: Option<usize>) -> usize {
+        let used = used.filter(|used| self.ready().len() > *used);
+        used.map_or(jobs, |used| used.min(jobs))
+    }
+
     /// Returns the time left at `now`, since the build began, after `done` commands, with this many jobs.
     pub(crate) fn left(&self, now: Duration, done: usize, jobs: usize) -> TimeLeft {
         let now = now.as_secs_f64();

@@ -1,6 +1,7 @@
 //! Replays of recorded builds, and forecasts from little data.
 
 use std::io::Read as _;
+use std::ops::Range;
 
 use super::*;
 
@@ -178,6 +179,30 @@ fn a_sub_project_that_takes_long_says_that_others_do() {
     forecast.ended("a/stamp/build.stamp", hour, hour);
     let left = forecast.left(hour, 1, 1).likely;
     assert!(left > hour / 2 && left < hour * 2, "{left:?}");
+}
+
+#[test]
+fn a_build_that_gets_fewer_jobs_takes_longer() {
+    use std::fmt::Write as _;
+    let mut file = String::new();
+    for at in 0..40 {
+        writeln!(file, "build {at}.o: cc").unwrap();
+    }
+    let graph = BuildGraph::parse(&file).unwrap();
+    let mut forecast = BuildForecast::new(graph, Some(40), "", |_| Some(10_000), |_| false);
+    let seconds = Duration::from_secs;
+    let mut end_two_at_a_time = |commands: Range<u64>| {
+        for at in commands {
+            let end = seconds(10 * (at / 2 + 1));
+            forecast.ended(&format!("{at}.o"), seconds(10), end);
+        }
+        forecast.left(seconds(50), 10, forecast.jobs(8, Some(2)))
+    };
+    assert_eq!(end_two_at_a_time(0..10).likely, seconds(150));
+    end_two_at_a_time(10..38);
+    // Nothing else could use the other jobs.
+    assert_eq!(forecast.jobs(8, Some(2)), 8);
+    assert_eq!(forecast.jobs(8, None), 8);
 }
 
 #[test]
