@@ -253,7 +253,8 @@ impl Estimate {
         });
         let elapsed = now.saturating_sub(start);
         let step = now.saturating_sub(self.last.0).as_secs_f64();
-        if step >= 1.0 {
+        // A command that takes long, or work after the build, does not lower the rate as long as none ends.
+        if step >= 1.0 && progress.done != self.last.1 {
             let recent = progress.done.saturating_sub(self.last.1) as f64 / step;
             // Early on this is the plain average.
             let weight = (1.0 - (-step / MEMORY).exp()).max(step / elapsed.as_secs_f64());
@@ -431,6 +432,16 @@ mod tests {
         }
         let slow = left.unwrap().as_secs_f64();
         assert_has!((4500.0..5500.0), &slow);
+        // An hour without output, in which others look at it.
+        for second in 1200..4800 {
+            let progress = NinjaProgress {
+                done: 3295,
+                total: 6000,
+            };
+            left = estimate.update(Duration::from_secs(second), progress);
+        }
+        let silent = left.unwrap().as_secs_f64();
+        assert_has!((4500.0..5500.0), &silent);
     }
 
     proptest! {
