@@ -21,6 +21,10 @@ const LOGIN: &str = "/run/rockenv-login";
 const NAME_LIMIT: usize = 45;
 /// Variable with the env's number. Kubernetes sets it in the pods of an indexed job.
 const INDEX: &str = "JOB_COMPLETION_INDEX";
+/// Argo's condition to try a pod again. Argo counts an evicted pod, and one of a node that shuts down, as failed like a
+/// step: only the kubelet's message tells them apart.
+const LOST: &str = "lastRetry.status == 'Error' || \
+    lastRetry.message matches 'node was low on|node had condition|node shutdown'";
 /// Time that a finished object is kept, in seconds: a week.
 const KEPT: u32 = 7 * 24 * 60 * 60;
 
@@ -214,11 +218,13 @@ fn workflow(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> Str
   activeDeadlineSeconds: {}
   retryStrategy:
     limit: \"2\"
-    retryPolicy: OnError
+    retryPolicy: Always
+    expression: {}
   container:
 {}",
             phase.name,
             seconds(pipeline),
+            scalar(LOST),
             indent(4, &container(pipeline, cluster, phase)),
         )
     });
