@@ -48,7 +48,7 @@ jobs:
     let mut add = |env: &str, one: &WorkflowJob<'_>| {
         text.push(job(pipeline, action, one));
         if !pipeline.cleans_last() {
-            text.push(always(&pipeline.clean([env], one.runner)));
+            text.push(always(&pipeline.clean([env], one.runner), "job.status"));
         }
     };
     let common = pipeline.common.as_ref();
@@ -95,7 +95,8 @@ jobs:
             environment(pipeline),
             install(action, runner)
         ));
-        text.push(always(&pipeline.clean(pipeline.envs(), runner)));
+        let status = "contains(needs.*.result, 'cancelled') && 'cancelled' || 'success'";
+        text.push(always(&pipeline.clean(pipeline.envs(), runner), status));
     }
     text.concat()
 }
@@ -153,7 +154,7 @@ fn install(action: Option<&Action>, runner: &[String]) -> String {
     step.unwrap_or_default()
 }
 
-/// Writes a job's secrets, the only expressions in the file.
+/// Writes a job's secrets.
 fn environment(pipeline: &Pipeline) -> String {
     let secrets = pipeline.calls.secrets.iter();
     let lines = secrets.map(|secret| {
@@ -169,12 +170,15 @@ fn environment(pipeline: &Pipeline) -> String {
     }
 }
 
-/// Writes the cleanup step, which runs whatever the job's outcome.
-fn always(lines: &[String]) -> String {
+/// Writes the cleanup step, which runs whatever the job's outcome. `status` is an expression for the outcome, which only
+/// GitLab puts into a variable.
+fn always(lines: &[String], status: &str) -> String {
     let lines: Vec<String> = lines.iter().map(|line| literal(line)).collect();
     format!(
         "      - name: leave nothing
         if: always()
+        env:
+          CI_JOB_STATUS: ${{{{ {status} }}}}
         run: {}",
         block(10, &lines)
     )
@@ -209,6 +213,9 @@ mod tests {
                 "env-a_-__b"
             ]
         );
+        let own = pipeline(false, &[]);
+        let status = "        env:\n          CI_JOB_STATUS: ${{ job.status }}\n        run: |\n";
+        assert_eq!(workflow(&own, None).matches(status).count(), 2);
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         let text = workflow(&pipeline(true, &[]), None);
         assert_eq!(text.matches(secret).count(), 5, "{text}");

@@ -40,6 +40,12 @@ fn script(store: &TestStore, text: &str) -> Ran {
 
 /// Runs a script with `home` as the shell's store.
 fn script_with(store: &TestStore, text: &str, home: &Path) -> Ran {
+    let ran = finish(text.to_owned(), shell(store, text, home));
+    assert!(!ran.err.contains("command not found"), "{}", ran.err);
+    ran
+}
+
+fn shell(store: &TestStore, text: &str, home: &Path) -> Command {
     let programs = store.work().join("bin");
     if !programs.exists() {
         fs::create_dir(&programs).unwrap();
@@ -54,9 +60,7 @@ fn script_with(store: &TestStore, text: &str, home: &Path) -> Ran {
         .env("PATH", path)
         .env("ROCKENV_HOME", home);
     without_gpu(store, &mut shell);
-    let ran = finish(text.to_owned(), shell);
-    assert!(!ran.err.contains("command not found"), "{}", ran.err);
-    ran
+    shell
 }
 
 /// Returns `success`, or the exit code and the error of the first script that failed.

@@ -1,11 +1,13 @@
 //! The options of `up` after `--` in jobs, and which workflows wait for each other.
 
+use std::process::Stdio;
+
 use fs_err as fs;
 use serde_json::Value;
 
-use super::{TARGETS, endings, github, gitlab, left, project, texts, written};
+use super::{TARGETS, endings, github, gitlab, left, project, script, shell, text, texts, written};
 use crate::support::env::TestStore;
-use crate::support::run::finish;
+use crate::support::run::{Background, finish, wait_for_process};
 
 #[test]
 fn the_job_for_common_steps_builds_no_others() {
@@ -26,6 +28,23 @@ fn the_job_for_common_steps_builds_no_others() {
     let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &more);
     let ended = endings(&store, &gitlab(&store, &pipeline));
     assert_eq!(ended.last().unwrap(), "what is common: success");
+    assert_eq!(left(&store), [""; 0]);
+    // A runner that is not root ends the shell of a cancelled job, but not the `up` that `sudo` started there.
+    let jobs = &workflow["jobs"];
+    let build = &jobs[&format!("env-{}-gfx1201", store.env())]["steps"][1];
+    let clean = &jobs["clean"]["steps"][0];
+    let status = "${{ contains(needs.*.result, 'cancelled') && 'cancelled' || 'success' }}";
+    assert_eq!(clean["env"]["CI_JOB_STATUS"], status);
+    let sleeper = store.sleeper();
+    fs::write(store.runs().join("wait"), &sleeper).unwrap();
+    let mut building = shell(&store, text(build, "run"), store.home());
+    building.stdin(Stdio::null()).stdout(Stdio::null());
+    building.stderr(Stdio::null());
+    let building = Background::start(building);
+    wait_for_process(&sleeper);
+    let clean = format!("export CI_JOB_STATUS=cancelled\n{}", text(clean, "run"));
+    script(&store, &clean).ok();
+    assert_ne!(building.wait().code, 0);
     assert_eq!(left(&store), [""; 0]);
     for (options, until) in [
         (&["--until", "own"][..], "two"),
