@@ -129,7 +129,9 @@ impl Pipeline {
             _ => None,
         };
         for word in words.chain(&calls.options).chain(registry) {
-            if word.chars().any(char::is_control) {
+            // YAML 1.1, as GitLab reads it, also ends a line at Unicode's separators.
+            let ends_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+            if word.chars().any(ends_line) {
                 return Err(
                     usage!("`{}` cannot be written into a script", word.escape_debug())
                         .help("use one line of plain text"),
@@ -435,6 +437,11 @@ pub(super) mod tests {
             Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store).err()
         };
         assert!(error(&["a\nb"]).is_some() && error(&["a b"]).is_none());
+        let said = error(&["a\u{2028}b"]).unwrap();
+        assert_has!(
+            said.message(),
+            "`a\\u{2028}b` cannot be written into a script"
+        );
         let calls = Calls {
             setup: Some("  echo hi ".to_owned()),
             rockenv: " rockenv".to_owned(),
