@@ -145,10 +145,17 @@ impl Pipeline {
                     .help(format!("--secret {}={}", one.variable, one.name)));
             }
         }
+        let common = common.filter(|_| share != Share::Nothing);
+        let is_ephemeral = calls.options.iter().any(|option| option == "--ephemeral");
+        if let (true, Some(common)) = (is_ephemeral, &common) {
+            let env = &common.env;
+            let error = usage!("`--ephemeral` removes env `{env}` before other jobs use its steps");
+            return Err(error.help("leave it out; `rockenv rm` removes the envs"));
+        }
         Ok(Self {
             calls,
             size,
-            common: common.filter(|_| share != Share::Nothing),
+            common,
             jobs: match share {
                 Share::Nothing => whole(jobs),
                 _ => jobs,
@@ -420,6 +427,26 @@ pub(super) mod tests {
         // Without a shared store, jobs clean up after themselves.
         assert!(!pipeline.cleans_last() && pipeline.jobs.len() == 3);
         assert_eq!(pipeline.envs(), ["a", "b"]);
+    }
+
+    #[test]
+    fn the_env_with_the_common_steps_stays_for_the_other_jobs() {
+        let by = |share: Share| {
+            let Pipeline {
+                mut calls,
+                size,
+                common,
+                jobs,
+                ..
+            } = pipeline(true, &[]);
+            calls.options.push("--ephemeral".to_owned());
+            Pipeline::new(calls, size, common, jobs, share)
+        };
+        by(Share::Nothing).unwrap();
+        for share in [Share::Store, Share::Registry("r.example.org/r".to_owned())] {
+            let error = by(share).unwrap_err();
+            assert_has!(error.message(), "`--ephemeral` removes env `a`");
+        }
     }
 
     #[test]
