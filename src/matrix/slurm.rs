@@ -145,6 +145,8 @@ fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], comment:
     let mut options = vec![
         format!("--cpus-per-task={}", size.cpus),
         format!("--time={}", pipeline.calls.minutes),
+        // A job that is requeued keeps the output of its first run.
+        "--open-mode=append".to_owned(),
         format!("--output=rockenv-%x-{id}.log"),
     ];
     options.extend(
@@ -181,7 +183,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("submit ")?.strip_suffix(" <<'END'"))
             .collect();
-        let same = "--cpus-per-task=8 --time=90 --output=rockenv-%x-";
+        let same = "--cpus-per-task=8 --time=90 --open-mode=append --output=rockenv-%x-";
         assert_eq!(
             submitted,
             [
