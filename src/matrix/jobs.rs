@@ -23,9 +23,12 @@ const HOSTED_MEMORY: u64 = 16_000_000_000;
 const HOSTED_DISK: u64 = 14_000_000_000;
 
 /// Returns the label that identifies one of GitHub's own machines: fresh for each job, with sudo, without rockenv.
+/// Others may have such a label too, beside `self-hosted`.
 pub(crate) fn hosted(labels: &[String]) -> Option<&str> {
-    let mut labels = labels.iter().map(String::as_str);
-    labels.find(|label| HOSTED.contains(label))
+    let is_own = |label: &String| label.eq_ignore_ascii_case("self-hosted");
+    let mut all = labels.iter().map(String::as_str);
+    let found = all.find(|label| HOSTED.contains(label));
+    found.filter(|_| !labels.iter().any(is_own))
 }
 
 /// Returns why a job does not fit on the machine with these labels; `None` if it fits or the machine's size is unknown.
@@ -376,7 +379,7 @@ mod tests {
             ..Size::default()
         };
         let hosted = build();
-        let own = vec!["self-hosted".to_owned(), "64-gb".to_owned()];
+        let own = vec!["Self-Hosted".to_owned(), "ubuntu-24.04".to_owned()];
         let large = size(Some(32 << 30), Some(230 << 30));
         assert_eq!(
             shortage(&hosted, large).unwrap(),
