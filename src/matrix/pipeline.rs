@@ -145,7 +145,12 @@ impl Pipeline {
                     .help(format!("--secret {}={}", one.variable, one.name)));
             }
         }
-        let common = common.filter(|_| share != Share::Nothing);
+        let common = common.filter(|_| match &share {
+            Share::Nothing => false,
+            Share::Store => true,
+            // Without a push, no other job gets the steps.
+            Share::Registry(_) => !calls.options.iter().any(|option| option == "--push=false"),
+        });
         let is_ephemeral = calls.options.iter().any(|option| option == "--ephemeral");
         if let (true, Some(common)) = (is_ephemeral, &common) {
             let env = &common.env;
@@ -424,6 +429,12 @@ pub(super) mod tests {
         let given = sharing(registry, &["--push", "--pull=false"]);
         let up = given.build(&given.jobs[0], &[]).pop().unwrap();
         assert_eq!(up, "sudo -E rockenv -v up a --push --pull=false");
+        // Jobs that may only pull build no common steps for others.
+        let registry = Share::Registry("registry.example.org/r".to_owned());
+        let pulling = sharing(registry, &["--push=false"]);
+        assert_eq!(pulling.common, None);
+        let up = pulling.build(&pulling.jobs[0], &[]).pop().unwrap();
+        assert_eq!(up, "sudo -E rockenv -v up a --pull --push=false");
         // Without a shared store, jobs clean up after themselves.
         assert!(!pipeline.cleans_last() && pipeline.jobs.len() == 3);
         assert_eq!(pipeline.envs(), ["a", "b"]);
