@@ -87,6 +87,11 @@ pub(crate) struct Observed {
     pub is_modified: bool,
     /// Whether any build volume of the env has content.
     pub has_volumes: bool,
+    /// Names of incremental steps whose work is not in the build volumes under any key: another env did it.
+    pub lacking: BTreeSet<String>,
+    /// Whether a source is another clone than before: its files may be older than what was built from the other one,
+    /// although they differ.
+    pub is_other_clone: bool,
     /// Whether commands changed build volumes, and no snapshot can contain the changes.
     pub keeps_volumes: bool,
     pub freezes_volumes: bool,
@@ -232,7 +237,7 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOpti
     let mut notes = Vec::new();
     let (moves, mut volumes) = match first_run {
         None => decision.at_the_end(start.as_ref(), restores),
-        Some(step) => decision.before(step, start.as_ref()),
+        Some(step) => decision.before(step, base),
     };
     if !restores && !decision.afresh && volumes != Volumes::Live {
         if observed.has_volumes && first_run.is_some() {
@@ -380,12 +385,26 @@ impl<'a> Decision<'a> {
         }
     }
 
-    /// Returns whether the env moves, and its volumes, if this step runs first.
-    fn before(&self, step: &StepInput, start: Option<&LayerId>) -> (bool, Volumes) {
+    /// Returns whether an incremental step on the layer of the step at `base` can use the live build volumes.
+    fn can_use_volumes(&self, base: Option<usize>) -> bool {
         let observed = self.observed;
+        let holds_volumes = |base| self.found(base).is_some_and(|found| found.holds_volumes);
+        // The layer has work that they lack.
+        let is_ahead = |base: usize| {
+            let mut steps = self.wanted[..=base].iter();
+            holds_volumes(base) && steps.any(|step| observed.lacking.contains(step.name.as_str()))
+        };
+        observed.has_volumes && !observed.is_other_clone && !base.is_some_and(is_ahead)
+    }
+
+    /// Returns whether the env moves, and its volumes, if this step runs first, on the layer of the step at `base`.
+    fn before(&self, step: &StepInput, base: Option<usize>) -> (bool, Volumes) {
+        let observed = self.observed;
+        let start = base.and_then(|base| self.found(base));
+        let start = start.map(|found| &found.layer);
         // A new env, or one whose image changed, has no volumes to continue with.
         let at_start = observed.exists && observed.head.first() == start;
-        let continues = self.is_resumed(step) || step.incremental && observed.has_volumes;
+        let continues = self.is_resumed(step) || step.incremental && self.can_use_volumes(base);
         let volumes = if self.afresh {
             Volumes::Fresh
         } else if !self.options.clean && continues

@@ -126,6 +126,34 @@ fn a_layer_of_another_env_is_adopted() {
 }
 
 #[test]
+fn an_incremental_step_continues_only_with_volumes_that_fit_its_sources_and_its_layer() {
+    let mut steps = wanted(&["a", "b", "c"]);
+    (steps[1].incremental, steps[2].incremental) = (true, true);
+    let go = |observed: &Observed| shown(&plan(&steps, observed, &StepOptions::default()));
+    let mut observed = built(&["a", "b"]);
+    observed.head = vec![layer("a")];
+    assert_eq!(go(&observed), "hhr Live l-b moves");
+    // Another env made `b`, and this one had only `a`.
+    observed.lacking = ["b", "c"].map(str::to_owned).into();
+    assert_eq!(go(&observed), "hhr Live l-b moves");
+    let found = observed.layers.get_mut(&key("b")).unwrap();
+    found.holds_volumes = true;
+    assert_eq!(go(&observed), "hhr Restored l-b moves");
+    observed.attempt = Some(key("c"));
+    assert_eq!(go(&observed), "hhr Live l-b moves");
+    observed.attempt = None;
+    observed.lacking.clear();
+    assert_eq!(go(&observed), "hhr Live l-b moves");
+    observed.is_other_clone = true;
+    assert_eq!(go(&observed), "hhr Restored l-b moves");
+    observed.freezes_volumes = false;
+    observed.layers = layers(&["a"]);
+    observed.head = vec![layer("b"), layer("a")];
+    let stays = plan(&steps, &observed, &StepOptions::default());
+    assert_eq!((stays.volumes, stays.notes.len()), (Volumes::Live, 1));
+}
+
+#[test]
 fn a_gap_in_the_layers_does_not_matter() {
     let observed = Observed {
         layers: layers(&["b"]),

@@ -10,10 +10,10 @@ use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
 use crate::store::attempt::Attempt;
-use crate::store::history::LayerSearch;
+use crate::store::history::{History, LayerSearch};
 use crate::store::layer::VolumeState;
 use crate::store::results::outputs;
-use crate::store::{Layer, LockedEnv, Record, Store};
+use crate::store::{Layer, LockedEnv, Record, Store, source};
 use crate::sys::error::Result;
 use crate::up::resolve::Gathered;
 
@@ -124,6 +124,8 @@ pub(crate) fn observe(
         observed.head = stand.head;
         observed.attempt = stand.attempt.map(|begun| begun.key);
     }
+    observed.lacking = writers.map_or_else(BTreeSet::new, |writers| writers.lacking(wanted));
+    observed.is_other_clone = before.is_some_and(|before| is_other_clone(store, &before, spec));
     observed.is_modified = match env {
         Some(env) => env.is_modified()?,
         None => record.head.tree.is_some(),
@@ -149,6 +151,13 @@ fn keeps_volumes(
         Some(env) => env.is_changed_by_hand(),
         None => Ok(record.head.by_hand().is_some()),
     }
+}
+
+/// Returns whether a clone in the store replaces the directory that a source had in the last `up`, or is replaced.
+fn is_other_clone(store: &Store, before: &Spec, spec: &Spec) -> bool {
+    let [old, new] = [before, spec].map(|spec| source::directories(store, spec));
+    let mut volumes = spec.volumes.iter().map(|volume| &volume.name);
+    volumes.any(|name| before.volume(name).is_some() && old.get(name) != new.get(name))
 }
 
 /// Returns the names of the steps that ran in an env, or whose snapshots it had.
@@ -304,6 +313,8 @@ struct VolumeWriters<'a> {
     record: &'a Record,
     /// The layer with the volumes' last content, and the layers below it; `None` if it was removed.
     from: Option<Vec<Layer>>,
+    /// The layers of the earlier build whose files they began with, if any; `None` if one was removed.
+    earlier: Option<Vec<Layer>>,
     head: Vec<LayerId>,
     /// The layers below a step of another build that began on the volumes since and did not succeed.
     begun: Option<Vec<LayerId>>,
@@ -315,7 +326,11 @@ impl<'a> VolumeWriters<'a> {
             Some(layer) => store.chain(layer).ok(),
             None => Some(Vec::new()),
         };
-        let head = &stand.record.head;
+        let volumes_from = stand.record.head.volumes_from();
+        let earlier = match &volumes_from.history {
+            History::Clean => None,
+            History::Incremental { on, .. } => on.as_ref(),
+        };
         let is_wanted = |begun: &&Attempt| {
             let mut keys = wanted.iter().filter_map(|step| step.key.as_ref());
             keys.any(|key| *key == begun.key)
@@ -325,7 +340,8 @@ impl<'a> VolumeWriters<'a> {
         let other = begun.filter(|begun| begun.sees_volumes && !is_wanted(begun));
         Self {
             record: stand.record,
-            from: chain(head.volumes_from().layer.as_ref()),
+            from: chain(volumes_from.layer.as_ref()),
+            earlier: chain(earlier),
             head: stand.head.clone(),
             begun: other.map(|begun| {
                 let on = chain(begun.on.as_ref()).unwrap_or_default();
@@ -346,6 +362,20 @@ impl<'a> VolumeWriters<'a> {
         let begun = self.begun.as_ref();
         let is_untouched = begun.is_none_or(|begun| begun.contains(&layer.id));
         is_above && is_untouched
+    }
+
+    /// Returns the names of incremental steps whose work the volumes lack, whatever its key; none if that is not known.
+    fn lacking(&self, wanted: &[StepInput]) -> BTreeSet<String> {
+        let (Some(from), Some(earlier)) = (&self.from, &self.earlier) else {
+            return BTreeSet::new();
+        };
+        let is_there = |step: &StepInput| {
+            let mut layers = from.iter().chain(earlier);
+            layers.any(|layer| *step.name == *layer.title || step.key == layer.key)
+        };
+        let steps = wanted.iter().filter(|step| step.incremental);
+        let lacking = steps.filter(|step| !is_there(step));
+        lacking.map(|step| step.name.to_string()).collect()
     }
 }
 

@@ -47,6 +47,27 @@ fn a_new_env_gets_what_a_clean_build_makes() {
 }
 
 #[test]
+fn a_step_of_another_env_brings_its_build_volumes() {
+    on_overlay_and_btrfs(|store, method| {
+        let (old, new) = (store.env(), format!("{}-new", store.env()));
+        let steps = ["one", "two", "three"].map(|name| {
+            format!(
+                "[[step]]\nname = '{name}'\nincremental = true\n\
+                 run = 'echo {name} >> /v/build/log; cp /v/build/log $HOME'\n"
+            )
+        });
+        let volume = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
+        store.profile(&(volume.to_owned() + &steps.concat()));
+        for (name, last) in [(old, "one"), (&*new, "two"), (old, "three")] {
+            let words = ["up", old, "--name", name, "--until", last];
+            store.rockenv(&words).ok();
+        }
+        let expected = "one two three one two three";
+        assert_eq!(left(store, old), expected, "{method}");
+    });
+}
+
+#[test]
 fn what_failed_in_an_old_tree_fails_in_no_new_one() {
     on_overlay_and_btrfs(|store, method| {
         let (old, fork) = (store.env(), format!("{}-fork", store.env()));

@@ -10,8 +10,9 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 
+use super::on_overlay_and_btrfs;
 use crate::support::env::TestStore;
-use crate::support::git::{Daemon, repository};
+use crate::support::git::{Daemon, git, repository};
 use crate::support::run::{Background, Ran, wait_until};
 
 #[test]
@@ -71,6 +72,36 @@ fn a_source_that_changed_runs_its_steps_again_and_is_never_written() {
     fs::write(source.join("a"), "one").unwrap();
     store.up();
     store.sh("cat $HOME/a").ok().prints("one");
+}
+
+/// The files of a clone are as old as the clone, so those of an earlier clone are older than what was built since.
+#[test]
+fn what_was_built_from_another_revision_does_not_pass_for_this_one() {
+    on_overlay_and_btrfs(|store, method| {
+        let upstream = store.work().join("upstream");
+        let origin = upstream.join("src");
+        let one = repository(&origin, "a", "one");
+        fs::write(origin.join("a"), "two").unwrap();
+        git(&origin, &["commit", "--quiet", "--all", "-m", "second"]);
+        let two = git(&origin, &["rev-parse", "HEAD"]);
+        let daemon = Daemon::start(&upstream);
+        let up = |rev: &str| {
+            store.up_with(&format!(
+                "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:{}/src'\nrev = '{rev}'\n\
+                 target = '/v/src'\n[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
+                 [[step]]\nname = 'build'\ninputs = ['src']\nincremental = true\n\
+                 run = 'test /v/build/a -nt /v/src/a || cp /v/src/a /v/build'\n",
+                daemon.port()
+            ))
+        };
+        up(&one);
+        up(&two);
+        let again = up(&one);
+        match method {
+            "overlay" => drop(again.says(&["`--clean` empties them and runs every step again"])),
+            _ => drop(store.sh("cat /v/build/a").ok().prints("one")),
+        }
+    });
 }
 
 #[test]
