@@ -1,4 +1,4 @@
-//! Owns parsing `.ninja_log`, formats 5 to 7: the time of each command of a build. Pure.
+//! Owns parsing `.ninja_log`, formats 5 to 7: the time of each command of a build, and which ones ended last. Pure.
 
 use std::collections::BTreeMap;
 
@@ -57,6 +57,35 @@ pub(crate) fn parse(text: &str) -> Option<Vec<Command>> {
     Some(commands.into_iter().map(command).collect())
 }
 
+/// Returns the length of a log without the commands that ended in the last `ms` milliseconds of its builds.
+pub(crate) fn length_without_last(log: &[u8], ms: u64) -> usize {
+    let mut length = log.len();
+    if !log.starts_with(HEADER.as_bytes()) {
+        return length;
+    }
+    let (mut left, mut later) = (ms, None);
+    for line in log.split_inclusive(|byte| *byte == b'\n').rev() {
+        let fields = std::str::from_utf8(line).ok().map(|line| line.split('\t'));
+        let end = fields.and_then(|mut fields| fields.nth(1)?.parse::<u32>().ok());
+        let passed = match (end, later) {
+            (Some(end), Some(later)) if end <= later => later - end,
+            // The end of an earlier run of ninja.
+            (Some(_), Some(later)) => later,
+            (Some(_), None) => 0,
+            // The last line may have been cut short.
+            (None, None) if !line.starts_with(b"#") => 0,
+            (None, _) => break,
+        };
+        let Some(rest) = left.checked_sub(passed.into()) else {
+            break;
+        };
+        left = rest;
+        later = end;
+        length -= line.len();
+    }
+    length
+}
+
 /// Returns whether an output only stamps other work: a whole sub-project, built by its own ninja.
 pub(crate) fn is_stamp(output: &str) -> bool {
     output.ends_with(".stamp") || output.contains("/stamp/")
@@ -89,6 +118,32 @@ mod tests {
             assert_eq!(parse(text), None, "{text:?}");
         }
         assert_eq!(parse("# ninja log v5\n"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn the_commands_that_ended_last_are_those_at_the_end_of_a_log() {
+        let lines = [
+            "# ninja log v5\n",
+            "0\t900000\t1\ta\taa\n",
+            // Another run of ninja.
+            "0\t5000\t1\tb\tbb\n",
+            "1\t65000\t1\tc\tcc\n",
+            "1\t65000\t1\td\tcc\n",
+            "9\t70000\t1\te",
+        ];
+        let log = lines.concat();
+        let kept = |ms| {
+            let length = length_without_last(log.as_bytes(), ms);
+            log[..length].lines().count()
+        };
+        assert_eq!(
+            [0, 4999, 5000, 64_999, 65_000, 70_000].map(kept),
+            [5, 5, 3, 3, 2, 1]
+        );
+        for text in ["", "hello", "# ninja log v5\n"] {
+            assert_eq!(length_without_last(text.as_bytes(), 9), text.len());
+        }
+        assert_eq!(length_without_last(b"# ninja log v5\n0\t7", 9), 15);
     }
 
     #[test]

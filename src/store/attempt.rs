@@ -1,12 +1,14 @@
 //! Owns the record of the step that began last in an env and did not succeed, and of commands that joined it.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 
 use fs_err as fs;
 use jiff::Timestamp;
 
 use super::env::remove;
-use super::{LockedEnv, Store};
+use super::layer::boot_id;
+use super::{LockedEnv, Store, build_logs};
 use crate::plan::ids::{EnvName, LayerId, StepKey, VolumeId};
 use crate::plan::record::Record;
 use crate::sys::atomic::{self, Survives};
@@ -18,6 +20,8 @@ pub(super) const ATTEMPT: &str = "attempt";
 const APART: &str = "apart";
 /// Copy of that file, made when a command joins the step.
 const JOINED: &str = "joined";
+/// File with the id of the boot during which a step runs on build volumes.
+const RUNNING: &str = "running";
 
 /// A step that began and did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +169,30 @@ impl LockedEnv<'_> {
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 
+    /// Records that a step runs on the build volumes. If the machine was restarted while the last one ran, lets ninja
+    /// run its last commands again: after a power failure, their outputs may be there without content.
+    pub(super) fn begin_run(&self) -> Result<()> {
+        let (running, record) = (self.directory.join(RUNNING), self.known_record()?);
+        if record.head.volumes.is_empty() {
+            return Ok(());
+        }
+        let boot = boot_id();
+        let last = if_exists(fs::read(&running))?;
+        if last.is_some_and(|last| last != boot.as_bytes())
+            && self.store.written_attempt(self.name(), record)?.is_some()
+        {
+            let volumes = record.head.volumes.values();
+            let tops: Vec<PathBuf> = volumes.map(|id| self.store.volume_dir(id)).collect();
+            build_logs::cut(&tops);
+        }
+        atomic::replace(&running, boot.as_bytes(), Survives::Either)
+    }
+
+    /// Records that the run ended, whether it succeeded or not.
+    pub fn end_run(&self) -> Result<()> {
+        remove(&self.directory.join(RUNNING))
+    }
+
     /// Deletes the record of a begun step.
     pub fn end_attempt(&self) -> Result<()> {
         remove(&self.directory.join(JOINED))?;
@@ -189,6 +217,40 @@ mod tests {
 
     use super::super::check::names;
     use super::*;
+
+    #[test]
+    fn what_ninja_built_last_before_the_machine_stopped_is_built_again() {
+        let (_root, store) = Store::scratch();
+        let mut env = store.lock_env(&"a".into(), "up", Duration::ZERO).unwrap();
+        let mut record = Record::sample("e", Timestamp::UNIX_EPOCH);
+        record.head.volumes = [("build".into(), "v".into())].into();
+        env.commit(record).unwrap();
+        let volume = store.volume_dir(&"v".into());
+        fs::create_dir_all(&volume).unwrap();
+        let log = volume.join(".ninja_log");
+        let text = "# ninja log v5\n0\t7\t1\ta\taa\n0\t900000\t1\tb\tbb\n";
+        let running = env.directory().join(RUNNING);
+        for (is_begun, boot, left) in [
+            (true, None, 3),
+            (true, Some(boot_id()), 3),
+            (true, Some("earlier".to_owned()), 2),
+            (false, Some("earlier".to_owned()), 3),
+        ] {
+            fs::write(&log, text).unwrap();
+            match is_begun {
+                true => env.begin_attempt(&"step".into(), true, None).unwrap(),
+                false => env.end_attempt().unwrap(),
+            }
+            match &boot {
+                Some(boot) => fs::write(&running, boot).unwrap(),
+                None => env.end_run().unwrap(),
+            }
+            env.begin_run().unwrap();
+            let lines = fs::read_to_string(&log).unwrap().lines().count();
+            assert_eq!(lines, left, "{is_begun} {boot:?}");
+            assert_eq!(fs::read_to_string(&running).unwrap(), boot_id());
+        }
+    }
 
     /// A process that takes the env's lock discards unfinished files in its directory.
     #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use fs_err as fs;
 
@@ -24,6 +24,10 @@ const LARGEST: u64 = 64 << 20;
 const ENTRIES: usize = 1_000_000;
 /// Number of earlier builds, newest first, whose times are used.
 const EARLIER: usize = 4;
+
+/// For how long a file may be missing on disk although ninja's log there names it: Linux writes files after 30 seconds,
+/// on laptops after a minute.
+const UNWRITTEN: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
 pub(crate) struct BuildLog {
@@ -86,6 +90,28 @@ pub(crate) fn text(top: &Path, path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Cuts the commands that ended last off the logs below `tops`, so that ninja runs them again.
+pub(super) fn cut(tops: &[PathBuf]) {
+    let found = tops.iter().flat_map(|top| {
+        let logs = find(top).into_iter();
+        logs.filter_map(move |below| Some((modified(top, &below)?, top, below.join(LOG))))
+    });
+    let found: Vec<_> = found.collect();
+    let newest = found.iter().map(|(modified, ..)| *modified).max();
+    for (modified, top, log) in &found {
+        let before = newest.and_then(|newest| newest.duration_since(*modified).ok());
+        if before.is_some_and(|before| before <= UNWRITTEN)
+            && let Ok(Some(bytes)) = file::read_up_to(top, log, LARGEST)
+        {
+            let ms = u64::try_from(UNWRITTEN.as_millis()).unwrap_or(u64::MAX);
+            let length = ninja_log::length_without_last(&bytes, ms);
+            if length < bytes.len() && (bytes.len() as u64) < LARGEST {
+                drop(file::shorten(top, log, length as u64));
+            }
+        }
+    }
+}
+
 impl Store {
     /// Returns the time of each command in earlier runs of the same build, by its first output: from the newest logs
     /// in envs and snapshots.
@@ -142,6 +168,23 @@ mod tests {
         let mut found = find(top.path());
         found.sort();
         assert_eq!(found, [Path::new(""), Path::new("core/hip/build")]);
+    }
+
+    #[test]
+    fn only_logs_of_builds_that_ran_last_are_cut() {
+        let top = tempfile::tempdir().unwrap();
+        let text = "# ninja log v5\n0\t7\t1\ta.o\taa\n0\t900000\t1\tb.o\tbb\n";
+        let logs = ["last", "nested/last", "earlier"].map(|name| top.path().join(name).join(LOG));
+        for log in &logs {
+            fs::create_dir_all(log.parent().unwrap()).unwrap();
+            fs::write(log, text).unwrap();
+        }
+        let hour = SystemTime::now() - Duration::from_secs(3600);
+        let earlier = fs::OpenOptions::new().write(true).open(&logs[2]).unwrap();
+        earlier.file().set_modified(hour).unwrap();
+        cut(&[top.path().to_owned()]);
+        let kept = logs.map(|log| fs::read_to_string(log).unwrap().lines().count());
+        assert_eq!(kept, [2, 2, 3]);
     }
 
     #[test]

@@ -182,6 +182,7 @@ impl LockedEnv<'_> {
                 record.head.by_hand = Some(ByHand::Nothing);
             })?;
         }
+        self.begin_run()?;
         self.begin_attempt(key, sees_volumes, Some(began))
     }
 

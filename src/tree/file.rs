@@ -190,6 +190,16 @@ pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<(
     outcome.context(shown)
 }
 
+/// Shortens the regular file at `below` to `length` bytes.
+pub(crate) fn shorten(root: &Path, below: &Path, length: u64) -> Result<()> {
+    let shown = || format!("cannot write `{}`", root.join(below).display());
+    let top = beneath::open_path(root)?;
+    let (parent, name) = split(below)?;
+    let directory = beneath::open_below(&top, parent).context(shown)?;
+    let file = open_regular(&directory, &name, OFlag::O_WRONLY).context(shown)?;
+    into_file(file).set_len(length).context(shown)
+}
+
 pub(crate) fn remove(root: &Path, below: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
     let (parent, name) = split(below)?;
