@@ -89,9 +89,8 @@ pub(crate) struct Observed {
     pub has_volumes: bool,
     /// Names of incremental steps whose work is not in the build volumes under any key: another env did it.
     pub lacking: BTreeSet<String>,
-    /// Whether a source is another clone than before: its files may be older than what was built from the other one,
-    /// although they differ.
-    pub is_other_clone: bool,
+    /// Whether files of sources may be older than what was built from them, although they changed.
+    pub has_older_sources: bool,
     /// Whether commands changed build volumes, and no snapshot can contain the changes.
     pub keeps_volumes: bool,
     pub freezes_volumes: bool,
@@ -394,7 +393,7 @@ impl<'a> Decision<'a> {
             let mut steps = self.wanted[..=base].iter();
             holds_volumes(base) && steps.any(|step| observed.lacking.contains(step.name.as_str()))
         };
-        observed.has_volumes && !observed.is_other_clone && !base.is_some_and(is_ahead)
+        observed.has_volumes && !observed.has_older_sources && !base.is_some_and(is_ahead)
     }
 
     /// Returns whether the env moves, and its volumes, if this step runs first, on the layer of the step at `base`.

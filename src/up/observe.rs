@@ -125,7 +125,8 @@ pub(crate) fn observe(
         observed.attempt = stand.attempt.map(|begun| begun.key);
     }
     observed.lacking = writers.map_or_else(BTreeSet::new, |writers| writers.lacking(wanted));
-    observed.is_other_clone = before.is_some_and(|before| is_other_clone(store, &before, spec));
+    observed.has_older_sources =
+        before.is_some_and(|before| has_older_sources(store, &before, spec));
     observed.is_modified = match env {
         Some(env) => env.is_modified()?,
         None => record.head.tree.is_some(),
@@ -153,11 +154,14 @@ fn keeps_volumes(
     }
 }
 
-/// Returns whether a clone in the store replaces the directory that a source had in the last `up`, or is replaced.
-fn is_other_clone(store: &Store, before: &Spec, spec: &Spec) -> bool {
+/// Returns whether files of sources may be older than what the last `up` built, although they changed: a clone in the
+/// store replaces another directory or is replaced by one, or a hook's changes are gone.
+fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> bool {
+    let is_gone = |old: &resolve::Hook| spec.hooks.iter().all(|hook| hook.name != old.name);
     let [old, new] = [before, spec].map(|spec| source::directories(store, spec));
     let mut volumes = spec.volumes.iter().map(|volume| &volume.name);
-    volumes.any(|name| before.volume(name).is_some() && old.get(name) != new.get(name))
+    before.hooks.iter().any(is_gone)
+        || volumes.any(|name| before.volume(name).is_some() && old.get(name) != new.get(name))
 }
 
 /// Returns the names of the steps that ran in an env, or whose snapshots it had.
@@ -513,4 +517,41 @@ pub(crate) fn plan_for(
     )?;
     let plan = decide(&wanted, &observed, options);
     Ok((observed, plan))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile;
+
+    #[test]
+    fn sources_whose_files_may_be_older_than_before_are_other_clones_and_those_without_a_hook() {
+        let (_directory, store) = Store::scratch();
+        let spec = |source: &str, hooks: &str| {
+            let text = format!(
+                "schema = 1\nimage = 'debian'\nhooks = [{hooks}]\n\
+                 [[volume]]\nname = 'src'\nkind = 'source'\ntarget = '/src'\n{source}\n\
+                 [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n"
+            );
+            let profile = profile::from_text("p", &text).unwrap();
+            resolve::resolve(&profile, &resolve::tests_inputs()).unwrap()
+        };
+        let git = |rev: &str| format!("git = 'https://example.org/a'\nrev = '{rev}'");
+        let (one, two) = (git("1"), git("2"));
+        let (one, two) = (one.as_str(), two.as_str());
+        let path = "path = '/a'";
+        for (before, after, may_be) in [
+            ((one, ""), (one, ""), false),
+            ((one, ""), (one, "'fix'"), false),
+            ((one, "'fix'"), (one, ""), true),
+            ((one, ""), (two, ""), true),
+            ((one, ""), (path, ""), true),
+            ((path, ""), (one, ""), true),
+            ((path, ""), ("path = '/b'", ""), false),
+        ] {
+            let [old, new] = [before, after].map(|(source, hooks)| spec(source, hooks));
+            let found = has_older_sources(&store, &old, &new);
+            assert_eq!(found, may_be, "{before:?} {after:?}");
+        }
+    }
 }
