@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use crate::execute::view::manual_edits::{ByHand, count as count_manual_edits};
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
-use stack::{Stack, StackLayer, Time};
+use stack::{Stack, StackLayer, Time, Times};
 
 use super::Execution;
 use crate::engine::View;
@@ -128,6 +128,9 @@ impl<'a> Execution<'a, '_> {
             } else if self.apart.contains(&volume.name) {
                 views.insert(volume.name.clone(), self.apart(volume)?);
             }
+            if spec.hooks.iter().all(|hook| hook.volume != volume.name) {
+                self.forget_view(&volume.name)?;
+            }
         }
         Ok((views, foreign))
     }
@@ -196,6 +199,7 @@ impl<'a> Execution<'a, '_> {
             return Ok((copy, foreign));
         }
         self.collect(&directory, &stack)?;
+        let known = stack.times.clone();
         for wanted in &hooks[stack.hooks()..] {
             let hook = self.hook(wanted)?;
             // Steps' earlier writes become a layer below the hook, which may change them.
@@ -208,7 +212,7 @@ impl<'a> Execution<'a, '_> {
                 });
             }
             let id: ViewLayerId = random_id()?.try_into()?;
-            let made = self.layer(&mut stack, &directory, &id, &source, hook)?;
+            let made = self.layer(&mut stack, &directory, &id, &source, hook, &known)?;
             if let Some(script) = &hook.work.script {
                 let view = stack.view(&directory, &id);
                 let mut below = view.layers.clone();
@@ -216,6 +220,7 @@ impl<'a> Execution<'a, '_> {
                 self.script(viewed, hook, script, PatchedSource::Overlay(view))?;
                 let changed = script::changed_in(&directory.join(&id), &below, &at(&directory))?;
                 script.check(hook, &made, changed, &directory.join(&id))?;
+                script.keep_times(&directory.join(&id), &known, &mut stack.times)?;
             }
             sync(&directory.join(&id))?;
             stack.layers.push(StackLayer {
@@ -224,6 +229,7 @@ impl<'a> Execution<'a, '_> {
             });
             atomic::write_json(&stack_file(&directory), &stack)?;
         }
+        self.forget_times(&volume.name, &directory, &mut stack);
         if stack.upper.is_none() {
             let id: ViewLayerId = random_id()?.try_into()?;
             make_upper(self.store, &directory, &id, &source)?;
@@ -268,6 +274,7 @@ impl<'a> Execution<'a, '_> {
         id: &str,
         source: &Path,
         hook: &Hook,
+        known: &Times,
     ) -> Result<HookChanges> {
         make_upper(self.store, directory, id, source)?;
         let at = at(directory);
@@ -282,10 +289,40 @@ impl<'a> Execution<'a, '_> {
                 work: &work,
             };
             overlay::mount(&lowers, Some(upper), &at)?;
-            change(&at, hook, times)
+            change(&at, hook, known, times)
         })??;
         self.tell(hook, &changes);
         Ok(changes)
+    }
+
+    /// Lets a view begin anew if its source gets hooks again.
+    fn forget_view(&self, volume: &str) -> Result<()> {
+        let file = stack_file(&directory(self.env, volume));
+        match atomic::read_json::<Stack>(&file)? {
+            Some(stack) if stack != Stack::default() => {
+                atomic::write_json(&file, &Stack::default())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets the times of files that no hook changes any more. If one does so again, they must be newer than what was
+    /// built without it. Until the last hook is there, every file may still be changed.
+    fn forget_times(&self, volume: &str, directory: &Path, stack: &mut Stack) {
+        let hooks = self.spec.hooks.iter();
+        if stack.hooks() < hooks.filter(|hook| hook.volume == volume).count() {
+            return;
+        }
+        let tops = stack.names().into_iter().map(|id| directory.join(id));
+        let tops: Vec<PathBuf> = tops.collect();
+        let has = |top: &Path, path: &Path, time: &Time| {
+            let found = file::open(top, path).ok().flatten();
+            let found = found.and_then(|found| found.metadata().ok());
+            let time = (time.seconds, time.nanoseconds);
+            found.is_some_and(|found| (found.mtime(), found.mtime_nsec()) == time)
+        };
+        let times = &mut stack.times;
+        times.retain(|path, time| tops.iter().any(|top| has(top, path, time)));
     }
 
     fn hook(&self, wanted: &resolve::Hook) -> Result<&'a Hook> {
@@ -338,27 +375,39 @@ impl<'a> Execution<'a, '_> {
     }
 }
 
-/// Applies the changes of a hook's patches and edits in a directory of the env.
-fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result<HookChanges> {
+/// Applies the changes of a hook's patches and edits in a directory of the env. `known` has the times of files when the
+/// last hook had been applied, and `times` gets the new ones.
+fn change(at: &Path, hook: &Hook, known: &Times, times: &mut Times) -> Result<HookChanges> {
     let changes = hook::apply(hook, &|path| file_in_source(at, path))?;
     for (path, change) in &changes.files {
         match change {
             HookChange::Remove => file::remove(at, path)?,
             HookChange::Write { bytes, executable } => {
-                let sha256 = hex::encode(Sha256::digest(bytes));
-                let known = times.get(path).filter(|time| time.sha256 == sha256);
-                let known = known.map(|time| (time.seconds, time.nanoseconds));
-                let (seconds, nanoseconds) = file::write(at, path, bytes, *executable, known)?;
-                let time = Time {
-                    sha256,
-                    seconds,
-                    nanoseconds,
-                };
+                let time = write(at, path, bytes, *executable, known)?;
                 times.insert(path.clone(), time);
             }
         }
     }
     Ok(changes)
+}
+
+/// Writes a file. With the content that it had before, it gets the same time.
+fn write(
+    at: &Path,
+    path: &Path,
+    bytes: &[u8],
+    executable: Option<bool>,
+    known: &Times,
+) -> Result<Time> {
+    let sha256 = hex::encode(Sha256::digest(bytes));
+    let known = known.get(path).filter(|time| time.sha256 == sha256);
+    let known = known.map(|time| (time.seconds, time.nanoseconds));
+    let (seconds, nanoseconds) = file::write(at, path, bytes, executable, known)?;
+    Ok(Time {
+        sha256,
+        seconds,
+        nanoseconds,
+    })
 }
 
 /// Reads the entry at a path of a source.

@@ -225,7 +225,8 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     let src = source(&store);
     hook(&store, "fix", EDIT);
     let steps = STEPS.replace("hooks = [\"fix\"]", "hooks = [\"fix\", \"late\"]");
-    let late = "from-step = \"build\"\n[[edit]]\nfile = \"made-by-step\"\nfind = \"generated\"\nreplace = \"CHANGED\"\n";
+    let late = "from-step = \"build\"\n[[edit]]\nfile = \"made-by-step\"\nfind = \"generated\"\nreplace = \"CHANGED\"\n\
+        [script]\nrun = \"echo script > s.txt\"\nchanges = [\"s.txt\"]\n";
     hook(&store, "late", late);
     // A hook for the source cannot change a file that only a step makes.
     store.profile(&steps);
@@ -251,7 +252,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
         .sh("cat $HOME/build")
         .ok()
         .prints("ONE\ngenerated\nCHANGED\nmore");
-    let time = "stat -c %Y.%y /v/src/a.txt";
+    let time = "stat -c %Y.%y /v/src/a.txt /v/src/s.txt";
     let old = store.sh(time).ok().text();
 
     hook(
@@ -289,6 +290,24 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     let words = EDIT.to_owned() + "\n[applies]\ntargets = []\n";
     hook(&store, "fix", &words);
     store.up().says(&["nothing to do"]);
+
+    // What is built without a hook must be older than the hook's files.
+    store.up_with(STEPS);
+    store.up_with(&steps);
+    let new = store.sh(time).ok().text();
+    let same = old.lines().zip(new.lines()).map(|(old, new)| old == new);
+    assert_eq!(same.collect::<Vec<_>>(), [true, false]);
+    let volumes = STEPS.split("[[step]]").next().unwrap();
+    let volumes = volumes.replace("hooks = [\"fix\"]", "");
+    store.up_with(&format!(
+        "{volumes}[[step]]\nname = \"build\"\nrun = \"true\"\n"
+    ));
+    store.up_with(STEPS);
+    let time = "stat -c %Y.%y /v/src/a.txt";
+    assert_ne!(
+        store.sh(time).ok().text().trim(),
+        old.lines().next().unwrap()
+    );
 }
 
 #[test]

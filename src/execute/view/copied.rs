@@ -57,15 +57,17 @@ impl Execution<'_, '_> {
                     source.display()
                 ));
         }
+        let known = stack.times.clone();
         for wanted in &hooks[there..] {
             let hook = self.hook(wanted)?;
-            let made = change(&copy, hook, &mut stack.times)?;
+            let made = change(&copy, hook, &known, &mut stack.times)?;
             self.tell(hook, &made);
             if let Some(script) = &hook.work.script {
                 let before = identities(&copy)?;
                 self.script(viewed, hook, script, PatchedSource::Copy(copy.clone()))?;
                 let changed = differences(&before, &identities(&copy)?);
                 script.check(hook, &made, changed, &copy)?;
+                script.keep_times(&copy, &known, &mut stack.times)?;
             }
             stack.layers.push(StackLayer {
                 id: None,
@@ -76,6 +78,7 @@ impl Execution<'_, '_> {
             last.id.get_or_insert_with(|| id.clone());
         }
         stack.upper = Some(id);
+        self.forget_times(&viewed.volume.name, directory, stack);
         // Files that steps write from now on have later change times.
         stack.written.copied = i64::try_from(Timestamp::now().as_nanosecond()).ok();
         atomic::write_json(&stack_file(directory), stack)?;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-use super::{PatchedSource, ViewedStep, Views};
+use super::stack::Times;
+use super::{PatchedSource, ViewedStep, Views, write};
 use crate::execute::run_container::Attempt;
 use crate::execute::{Ending, Execution};
 use crate::plan::resolve::{Action, Step, User};
@@ -121,6 +122,18 @@ impl Script {
             list(&said),
             list(&changed)
         )))
+    }
+
+    /// Gives the files that it changed the times that they had with the same content, as `change` does.
+    pub(super) fn keep_times(&self, inside: &Path, known: &Times, times: &mut Times) -> Result<()> {
+        for path in &self.changes {
+            // A file that it removed, or one that is too large for `change`, has no time.
+            if let Ok(file::FoundEntry::File { bytes, .. }) = file::read(inside, path) {
+                let time = write(inside, path, &bytes, None, known)?;
+                times.insert(path.clone(), time);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Stack {
     pub(super) upper: Option<ViewLayerId>,
     /// When files first got the content that hooks gave them. Recreated files get the same times, so that nothing built
     /// from them is built again.
-    pub(super) times: BTreeMap<PathBuf, Time>,
+    pub(super) times: Times,
     /// The state of the files that steps wrote to the view.
     #[serde(default)]
     pub(super) written: Written,
@@ -58,6 +58,9 @@ pub(super) struct StackLayer {
     /// Digest of the hook that made the layer; `None` if steps wrote it.
     pub(super) hook: Option<String>,
 }
+
+/// By path below the source.
+pub(super) type Times = BTreeMap<PathBuf, Time>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Time {
