@@ -271,11 +271,12 @@ impl ContainerRecord {
 
     fn clear(&self) -> Result<()> {
         if let Some(place) = &self.place {
-            // The service owns the control group.
-            let stopped = docker::Service::connect(&place.socket)
-                .and_then(|service| service.stop(&place.name));
-            // A service that was uninstalled must not keep the env from being removed.
-            return stopped.or_else(|_| self.kill(PATIENCE));
+            return match docker::Service::connect(&place.socket) {
+                // The service owns the control group.
+                Ok(service) => service.stop(&place.name),
+                // A service that was uninstalled must not keep the env from being removed.
+                Err(_) => self.kill(PATIENCE),
+            };
         }
         self.cgroup.kill(PATIENCE)?;
         self.cgroup.remove()?;
@@ -490,102 +491,4 @@ pub(super) fn check_binds(container: &Container) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_state_in_a_copy_of_a_store_is_that_of_the_first() {
-        let directory = tempfile::tempdir().unwrap();
-        let at = |store: &str| directory.path().join(store);
-        let run = |store: &str| at(store).join("envs/a/run");
-        for store in ["first", "copy"] {
-            fs::create_dir_all(run(store)).unwrap();
-        }
-        fs::os::unix::fs::symlink(at("first"), at("link")).unwrap();
-        let is_of = |recorded: &Path, store: &str| {
-            let state = ContainerRecord {
-                id: "rockenv-a-0".to_owned(),
-                run: recorded.to_owned(),
-                ..ContainerRecord::default()
-            };
-            let text = serde_json::to_vec(&state).unwrap();
-            ContainerRecord::parse(&run(store), &text).is_some()
-        };
-        assert!(!is_of(&run("first"), "copy"));
-        // By another path, as through a bind mount.
-        assert!(is_of(&run("first"), "link"));
-        // A store that was moved, and a state of an older version.
-        assert!(is_of(&run("missing"), "copy"));
-        assert!(is_of(Path::new(""), "copy"));
-    }
-
-    #[test]
-    fn the_record_of_another_container_stays() {
-        let directory = tempfile::tempdir().unwrap();
-        let run = directory.path().join("envs/a/run");
-        fs::create_dir_all(&run).unwrap();
-        let state = |id: &str| ContainerRecord {
-            id: id.to_owned(),
-            ..ContainerRecord::default()
-        };
-        state("rockenv-a-1").save(&run).unwrap();
-        for (id, stays) in [("rockenv-a-0", true), ("rockenv-a-1", false)] {
-            state(id).forget(&run).unwrap();
-            assert_eq!(ContainerRecord::path(&run).exists(), stays, "{id}");
-        }
-    }
-
-    #[test]
-    fn a_service_that_was_uninstalled_does_not_keep_an_env() {
-        let text = r#"{"id": "rockenv-a-0", "cgroup": {"directories": []}, "place": {"socket": "/nobody-answers",
-            "image": "", "name": "", "store": "", "env": "", "tree": "0123456789abcdef", "key": ""}}"#;
-        let mut state: ContainerRecord = serde_json::from_str(text).unwrap();
-        // Its processes may run, and only the service knows them.
-        assert_eq!(state.clear().unwrap_err().kind(), Kind::Unavailable);
-        let group = (String::new(), "/sys/fs/cgroup/gone".into());
-        state.cgroup.directories.push(group);
-        state.clear().unwrap();
-    }
-
-    #[test]
-    fn a_starter_of_another_version_gets_an_answer() {
-        let (starter, holder) = UnixStream::pair().unwrap();
-        frames::send(&starter, &["a request of another version"], &[]).unwrap();
-        let Some(FromHolder::Failed { reason }) = serve(&holder) else {
-            panic!("it was understood");
-        };
-        let error = Error::from(reason);
-        assert_eq!(error.kind(), Kind::Unavailable);
-        assert_has!(error.help_text().unwrap(), "run the command again");
-        drop(starter);
-        assert!(serve(&holder).is_none());
-    }
-
-    #[test]
-    fn a_lock_of_another_tree_stays() {
-        let directory = tempfile::tempdir().unwrap();
-        let [held, free] = ["inode-1:2", "inode-1:3"].map(|name| directory.path().join(name));
-        fs::write(&free, "").unwrap();
-        let other = fs::File::create(&held).unwrap();
-        assert!(job_slots::lock(&other, 0).unwrap());
-        for path in [&held, &free] {
-            remove_lock(path).unwrap();
-        }
-        assert!(held.exists() && !free.exists());
-    }
-
-    #[test]
-    fn a_gpus_nodes_are_known_by_name() {
-        for node in ["/dev/kfd", "/dev/dri/renderD128"] {
-            assert!(is_gpu(node.as_ref()), "{node}");
-        }
-        for node in [
-            "/dev/null",
-            "/dev/dri/card0",
-            "/dev/kfd.old",
-            "/srv/dev/kfd",
-        ] {
-            assert!(!is_gpu(node.as_ref()), "{node}");
-        }
-    }
-}
+mod tests;
