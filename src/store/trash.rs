@@ -10,6 +10,7 @@ use fs_err as fs;
 
 use super::check::names;
 use super::{Lock, Store, access};
+use crate::engine::docker::Service;
 use crate::sys::error::{Result, ResultExt as _, is_full};
 use crate::tree;
 
@@ -119,12 +120,15 @@ impl Store {
         }
     }
 
-    /// Returns the sockets of the services that must remove objects before the rest of the trash is deleted.
+    /// Returns the sockets of the services that do not answer and must remove objects before the rest of the trash is
+    /// deleted.
     pub fn trash_waits_for(&self) -> Result<BTreeSet<PathBuf>> {
         let trash = self.root.join("trash");
         let entries = names(&trash)?.into_iter();
         let objects = entries.flat_map(|name| self.objects_below(&trash.join(name)));
-        Ok(objects.map(|object| object.socket).collect())
+        let mut sockets: BTreeSet<PathBuf> = objects.map(|object| object.socket).collect();
+        sockets.retain(|socket| Service::connect(socket).is_err());
+        Ok(sockets)
     }
 
     /// Starts a process that empties the trash and writes new layers to disk, without waiting for it.
@@ -146,6 +150,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -205,6 +212,18 @@ mod tests {
             assert_eq!(store.has_trash(), counts, "{discarded} {below}");
             let waits_for = store.trash_waits_for().unwrap();
             assert_eq!(waits_for.contains(&socket), counts, "{discarded} {below}");
+            if counts {
+                // Another command may have just discarded it, and the service answers.
+                let service = UnixListener::bind(&socket).unwrap();
+                std::thread::spawn(move || {
+                    let (mut request, _) = service.accept().unwrap();
+                    assert_ne!(request.read(&mut [0; 4096]).unwrap(), 0);
+                    let answer = b"HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\n\r\n";
+                    request.write_all(answer).unwrap();
+                });
+                assert!(store.trash_waits_for().unwrap().is_empty());
+                fs::remove_file(&socket).unwrap();
+            }
             tree::remove_tree(&store.root().join("trash")).unwrap();
         }
     }

@@ -57,7 +57,7 @@ pub(crate) fn collect(
     let outcome = outcome.and(store.reclaim());
     for socket in store.trash_waits_for()? {
         done.notes.push(format!(
-            "removed data waits for the service at `{}`, which has images of it: run `rockenv gc` while it answers, or if it was uninstalled: rm -r {}",
+            "removed data waits until the service at `{}` answers and removes its images; if it was uninstalled, run `rockenv gc` again after: find {} -maxdepth 3 -name objects.json -delete",
             socket.display(),
             quoted_path(&store.root().join("trash"))
         ));
