@@ -123,7 +123,10 @@ impl BuildGraph {
             members.map(|(is, ran)| is && !ran).collect()
         };
         let Some(total) = total else {
-            return Some(rest(whole));
+            let left = rest(whole.clone());
+            // After a complete build, commands run again.
+            let is_resumed = self.commands(&left) > 0;
+            return Some(if is_resumed { left } else { whole });
         };
         if self.commands(&whole) == total {
             return Some(whole);
@@ -375,6 +378,8 @@ default all
         // In a step with several builds, the number of commands is not known.
         assert_eq!(members(None, &[]).unwrap(), all);
         assert_eq!(members(None, &ran).unwrap(), left);
+        let ran = ["gen.h", "a.o", "d e.h", "b.o", "lib/a.a", "bin/a", "c.o"];
+        assert_eq!(members(None, &ran).unwrap(), all);
     }
 
     #[test]
