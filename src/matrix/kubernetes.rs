@@ -21,10 +21,10 @@ const LOGIN: &str = "/run/rockenv-login";
 const NAME_LIMIT: usize = 45;
 /// Variable with the env's number. Kubernetes sets it in the pods of an indexed job.
 const INDEX: &str = "JOB_COMPLETION_INDEX";
-/// Argo's condition to try a pod again. Argo counts an evicted pod, and one of a node that shuts down, as failed like a
-/// step: only the kubelet's message tells them apart.
+/// Argo's condition to try a pod again. Argo counts a pod that the kubelet evicts, ends before its node shuts down, or
+/// preempts as failed like a step: only the kubelet's message tells them apart.
 const LOST: &str = "lastRetry.status == 'Error' || \
-    lastRetry.message matches 'node was low on|node had condition|node shutdown'";
+    lastRetry.message matches 'node was low on|node had condition|node shutdown|admit critical pod'";
 /// Time that a finished object is kept, in seconds: a week.
 const KEPT: u32 = 7 * 24 * 60 * 60;
 

@@ -131,7 +131,7 @@ fn argo(store: &TestStore, workflow: &Value) -> Vec<String> {
         assert_eq!(
             again["expression"],
             "lastRetry.status == 'Error' || \
-             lastRetry.message matches 'node was low on|node had condition|node shutdown'"
+             lastRetry.message matches 'node was low on|node had condition|node shutdown|admit critical pod'"
         );
         let index = text(task, "/arguments/parameters/0/value");
         let ok = pod(store, &template["container"], index);
