@@ -48,7 +48,9 @@ jobs:
     let mut add = |env: &str, one: &WorkflowJob<'_>| {
         text.push(job(pipeline, action, one));
         if !pipeline.cleans_last() {
-            text.push(always(&pipeline.clean([env], one.runner), "job.status"));
+            // The job's own status is `cancelled` also if it never came to its build.
+            let status = "steps.build.outcome";
+            text.push(always(&pipeline.clean([env], one.runner), status));
         }
     };
     let common = pipeline.common.as_ref();
@@ -124,7 +126,8 @@ fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> S
       - uses: {CHECKOUT}
         with:
           persist-credentials: false
-{}      - name: build
+{}      - id: build
+        name: build
         run: {}",
         job.id,
         literal(&scalar(job.name)),
@@ -170,8 +173,8 @@ fn environment(pipeline: &Pipeline) -> String {
     }
 }
 
-/// Writes the cleanup step, which runs whatever the job's outcome. `status` is an expression for the outcome, which only
-/// GitLab puts into a variable.
+/// Writes the cleanup step, which runs whatever the job's outcome. `status` is an expression for the build's outcome,
+/// which only GitLab puts into a variable.
 fn always(lines: &[String], status: &str) -> String {
     let lines: Vec<String> = lines.iter().map(|line| literal(line)).collect();
     format!(
@@ -214,8 +217,10 @@ mod tests {
             ]
         );
         let own = pipeline(false, &[]);
-        let status = "        env:\n          CI_JOB_STATUS: ${{ job.status }}\n        run: |\n";
-        assert_eq!(workflow(&own, None).matches(status).count(), 2);
+        let text = workflow(&own, None);
+        let status = "        env:\n          CI_JOB_STATUS: ${{ steps.build.outcome }}\n";
+        assert_eq!(text.matches(status).count(), 2, "{text}");
+        assert_eq!(text.matches("      - id: build\n").count(), 2, "{text}");
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         let text = workflow(&pipeline(true, &[]), None);
         assert_eq!(text.matches(secret).count(), 5, "{text}");

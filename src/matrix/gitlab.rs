@@ -200,6 +200,9 @@ mod tests {
             !alone.contains("trigger") && !alone.contains("rules"),
             "{alone}"
         );
+        // GitLab spells it `canceled`, and has a status of its own for the script's time limit.
+        let ended = "case ${CI_JOB_STATUS-} in cancel*|timedout) force=--force ;;";
+        assert_eq!(alone.matches(ended).count(), 2, "{alone}");
         // Cleanup has its own share of the job's time limit.
         let times = "    RUNNER_SCRIPT_TIMEOUT: 90m\n    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h\n  \
                      interruptible: true\n  timeout: 165 minutes\n";

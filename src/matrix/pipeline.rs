@@ -267,8 +267,8 @@ impl Pipeline {
     }
 
     /// Returns the lines that remove these envs, for a separate shell. They run whatever the job's outcome, so env and
-    /// store may not exist. A runner that is not root cannot end the `sudo` of a cancelled job, whose `up` still runs and
-    /// is ended here. After other outcomes, a busy env is that of another pipeline.
+    /// store may not exist. A runner that is not root cannot end the `sudo` of a job that is cancelled or out of time:
+    /// its `up` still runs and is ended here. After other outcomes, a busy env is that of another pipeline.
     pub(crate) fn clean<'a>(
         &self,
         envs: impl IntoIterator<Item = &'a str>,
@@ -278,7 +278,8 @@ impl Pipeline {
         let envs = envs.into_iter().map(quote).collect::<Vec<_>>().join(" ");
         let lines = [
             "failed=0".to_owned(),
-            "case ${CI_JOB_STATUS-} in cancel*) force=--force ;; *) force= ;; esac".to_owned(),
+            "case ${CI_JOB_STATUS-} in cancel*|timedout) force=--force ;; *) force= ;; esac"
+                .to_owned(),
             format!("for env in {envs}; do # 7: there is none"),
             format!("  {rockenv} --yes rm $force \"$env\" || [ $? = 7 ] || failed=1"),
             "done".to_owned(),
