@@ -306,16 +306,15 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
         return limit;
     }
     let taken: u32 = others.iter().map(|other| other.held).sum();
-    let fitting = room(together, others.iter());
-    let free = total.saturating_sub(held + taken);
-    let free = free.min(fitting.saturating_sub(held));
+    let fitting = room(together, others.iter()).saturating_sub(held);
+    let free = total.saturating_sub(held + taken).min(fitting);
     let (spare, busy): (Vec<&Other>, Vec<&Other>) =
         others.iter().partition(|other| other.need == Need::None);
     let rest = total.saturating_sub(spare.iter().map(|other| other.held).sum());
     let rest = rest.min(room(together, spare.into_iter()));
     let share = (rest / (1 + u32::try_from(busy.len()).unwrap_or(u32::MAX - 1))).max(1);
-    // A first job starts without room, and two envs may take the same room at once.
-    let most = fitting.max(share).max(base);
+    // A first job starts without room, and two envs may take the same room at once. Unused tokens need no memory.
+    let most = room(together, busy.iter().copied()).max(share).max(base);
     if held > most {
         return most;
     }
@@ -435,6 +434,12 @@ mod tests {
         assert_eq!(target(8, mine(4, 2, Need::None), &content), 6);
         let idle = [other(1, Need::None)];
         assert_eq!(target(8, mine(4, 0, Need::More), &idle), 7);
+        // Nor do they take the place of jobs of an unknown size.
+        let idle = [Other {
+            together: 4,
+            ..other(4, Need::None)
+        }];
+        assert_eq!(target(16, mine(8, 0, Need::Enough), &idle), 8);
     }
 
     #[test]
