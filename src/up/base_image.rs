@@ -1,7 +1,5 @@
 //! Owns the image of an env: found in the store, announced by a registry, pulled or built.
 
-use std::collections::BTreeMap;
-
 use super::Run;
 use super::downloads::Fetching;
 use super::locked::Locked;
@@ -12,61 +10,27 @@ use super::registry::wanted_image;
 use super::resolve::Gathered;
 use super::select::Selection;
 use crate::plan::lockfile;
-use crate::plan::resolve::{BaseImage, VolumeKind, VolumeSource};
+use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::images::Image;
 use crate::store::{Store, source};
 use crate::sys::error::Result;
 
-/// What an env is based on: an image's key and variables, which may be known before the store has the image.
-#[derive(Debug)]
-pub(crate) struct Base {
-    pub(crate) key: BaseImage,
-    pub(crate) env: BTreeMap<String, String>,
-    /// `None` until it is built or a registry delivers it.
-    pub(crate) image: Option<Image>,
-}
-
-impl Base {
-    pub(crate) fn of(image: Image) -> Self {
-        Self {
-            image: Some(image.clone()),
-            ..Self::announced(image)
-        }
-    }
-
-    /// Makes the base of an image that only a registry has.
-    pub(crate) fn announced(image: Image) -> Self {
-        Self {
-            key: BaseImage::Known(image.key),
-            env: image.env.unwrap_or_default(),
-            image: None,
-        }
-    }
-
-    /// Makes the base of an image that the store may lack. A lock file has all of the image's data that the keys need.
-    /// Without one its key is unknown, so the later `up` will have other step keys.
-    pub(crate) fn selected(selection: &Selection) -> Self {
-        Self {
-            key: selection.inputs.image.clone(),
-            env: selection.inputs.image_env.clone(),
-            image: None,
-        }
-    }
-}
-
 /// Finds or builds the image. A registry that has it delivers it later, together with the steps on it.
-pub(super) fn find(run: &Run<'_>, selection: &Selection) -> Result<Base> {
-    if let Some(image) = there(run.with.store, selection)? {
-        return Ok(Base::of(image));
-    }
-    let announced = match &run.source {
-        Some(source) => source.base(selection)?,
-        None => None,
+pub(super) fn find(run: &Run<'_>, gathered: &mut Gathered<'_>) -> Result<()> {
+    let selection = gathered.selection;
+    let image = match there(run.with.store, selection)? {
+        Some(image) => image,
+        None => {
+            if let Some(source) = &run.source
+                && source.announce(gathered)?
+            {
+                return Ok(());
+            }
+            build(run, selection)?
+        }
     };
-    match announced {
-        Some(base) => Ok(base),
-        None => build(run, selection).map(Base::of),
-    }
+    gathered.base_on(image);
+    Ok(())
 }
 
 /// Returns the image after pulling; `None` if the keys are based on another image.

@@ -20,7 +20,6 @@ use crate::sys::error::Result;
 use crate::sys::host;
 use crate::sys::shell::quoted_path;
 use crate::sys::signals::Cancel;
-use crate::up::base_image::Base;
 use crate::up::downloads::Fetching;
 use crate::up::locked::{self, Locked};
 use crate::up::resolve::Gathered;
@@ -98,9 +97,8 @@ impl Locking<'_> {
         };
         // From here on, the code is that of `up --locked`, so `lock` writes nothing that `up` would refuse.
         locked::apply_choices(self.with.task.cx, selection, adopted, Vec::new())?;
-        let gathered = Gathered::on(selection, Base::selected(selection), false);
-        let (mut gathered, notes) = sources::fetch(gathered, self.with)?;
-        for message in notes {
+        let mut gathered = Gathered::new(selection, false);
+        for message in sources::fetch(&mut gathered, self.with)? {
             self.warn(message);
         }
         let mut lock = lock;

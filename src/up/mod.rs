@@ -347,8 +347,11 @@ enum Attempt {
 
 /// Makes one attempt, which ends with the build or after a step whose result decides later keys.
 fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<Attempt> {
-    let base = base_image::find(run, selection)?;
-    let gathered = gather_sources(run, Gathered::on(selection, base, asked.clean))?;
+    let mut gathered = Gathered::new(selection, asked.clean);
+    base_image::find(run, &mut gathered)?;
+    for message in sources::fetch(&mut gathered, run.with)? {
+        run.warn_once(message);
+    }
     locked::check_steps(selection, &gathered.inputs)?;
     let Some(resolved) = resolve_and_pull(run, asked, gathered)? else {
         return Ok(Attempt::Gone);
@@ -399,15 +402,6 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
 fn is_recorded(record: &Record, plan: &Plan) -> bool {
     let planned = plan.steps.iter().map(|step| &step.name);
     record.failed.is_none() && planned.eq(record.steps.iter().map(|step| &step.name))
-}
-
-/// Fetches missing sources; reports each note about them once.
-fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<'a>> {
-    let (gathered, notes) = sources::fetch(gathered, run.with)?;
-    for message in notes {
-        run.warn_once(message);
-    }
-    Ok(gathered)
 }
 
 /// Ends an `up` whose env is complete.

@@ -21,7 +21,6 @@ use crate::sys::error::{Kind, Result};
 use crate::sys::userns;
 use crate::ui::event::Outcome;
 use crate::ui::{Reporter, size};
-use crate::up::base_image::Base;
 use crate::up::context::Context;
 use crate::up::observe::plan_for;
 use crate::up::options::{PlanOptions, options};
@@ -220,17 +219,22 @@ impl<'a> Source<'a> {
         Ok(false)
     }
 
-    /// Returns the registry's image, or the locked one, without pulling it.
-    pub(crate) fn base(&self, selection: &Selection) -> Result<Option<Base>> {
-        if selection.locked.is_some() {
-            return Ok(Some(Base::selected(selection)));
+    /// Uses the key of the registry's image, or of the locked one, without pulling it. Returns whether there is one.
+    pub(super) fn announce(&self, gathered: &mut Gathered<'_>) -> Result<bool> {
+        // The registry may still lack it: the key is known in either case.
+        if gathered.selection.locked.is_some() {
+            return Ok(true);
         }
-        let wanted = wanted_image(selection);
+        let wanted = wanted_image(gathered.selection);
         if self.failed.get() {
-            return Ok(None);
+            return Ok(false);
         }
         let found = self.ask(|cx| share::image(&self.repository, &wanted, cx));
-        Ok(self.or_build(found)?.flatten().map(Base::announced))
+        let found = self.or_build(found)?.flatten();
+        if let Some(image) = &found {
+            gathered.announce(image);
+        }
+        Ok(found.is_some())
     }
 
     /// Returns the first of these keys that the registry has.
@@ -311,9 +315,8 @@ pub(crate) fn remote(
 ) -> Result<(Spec, Option<(StepKey, String)>)> {
     if gathered.image.is_none()
         && gathered.selection.locked.is_none()
-        && let Some(base) = source.base(gathered.selection)?
+        && source.announce(gathered)?
     {
-        gathered.base_on(base);
         spec = gathered.resolve(store)?;
     }
     let keys = match store {

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::base_image::Base;
 use super::locked::Locked;
 use super::observe::plan_for;
 use super::select::Selection;
 use super::{Finished, Run, base_image, checkout, hooks, locked, summary};
 use crate::execute::Ended;
 use crate::plan::resolve::{
-    self, Fingerprint, Inputs, Spec, VolumeKind, VolumeSource, is_untracked,
+    self, BaseImage, Fingerprint, Inputs, Spec, VolumeKind, VolumeSource, is_untracked,
 };
 use crate::plan::{Action, Observed, Plan, PlanStep, StepOptions, lockfile};
 use crate::profile::hook::Hook;
@@ -87,18 +86,17 @@ pub(crate) struct MissingInputs {
 }
 
 impl<'a> Gathered<'a> {
-    /// Begins with the image. The sources follow.
-    pub(crate) fn on(selection: &'a Selection, base: Base, clean: bool) -> Self {
-        let mut gathered = Self {
+    /// Begins with the inputs of the selection. With a lock file, these have all of the image's data that the keys need.
+    /// Without one the image's key is unknown until `base_on` or `announce`.
+    pub(crate) fn new(selection: &'a Selection, clean: bool) -> Self {
+        Self {
             selection,
             inputs: selection.inputs.clone(),
             hooks: selection.hooks.clone(),
             sources: BTreeMap::new(),
             image: None,
             clean,
-        };
-        gathered.base_on(base);
-        gathered
+        }
     }
 
     /// Gathers the existing image and sources without making any; returns the missing ones too.
@@ -113,13 +111,14 @@ impl<'a> Gathered<'a> {
             Some(store) => base_image::there(store, selection)?,
             None => None,
         };
-        if image.is_none() {
+        let mut gathered = Self::new(selection, clean);
+        if let Some(image) = image {
+            gathered.base_on(image);
+        } else {
             let name = &selection.image;
             let note = format!("image `{name}` is not built yet");
             missing.notes.push(note);
         }
-        let base = image.map_or_else(|| Base::selected(selection), Base::of);
-        let mut gathered = Self::on(selection, base, clean);
         gathered.find_sources(store, &mut missing)?;
         Ok((gathered, missing))
     }
@@ -185,11 +184,16 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    /// Uses another image, with its key and its variables.
-    pub(crate) fn base_on(&mut self, base: Base) {
-        self.inputs.image = base.key;
-        self.inputs.image_env = base.env;
-        self.image = base.image;
+    /// Uses an image of the store.
+    pub(super) fn base_on(&mut self, image: Image) {
+        self.announce(&image);
+        self.image = Some(image);
+    }
+
+    /// Uses the key and the variables of an image that only a registry has so far.
+    pub(super) fn announce(&mut self, image: &Image) {
+        self.inputs.image = BaseImage::Known(image.key.clone());
+        self.inputs.image_env = image.env.clone().unwrap_or_default();
     }
 
     /// Returns the inputs of steps that are part of a source, and the source itself if hooks change it.

@@ -11,15 +11,12 @@ use crate::sys::signals::Cancel;
 use crate::up::downloads::Fetching;
 use crate::up::resolve::{Gathered, once};
 
-/// Gathers the inputs besides the image: fetches missing sources and patches. Also returns notes for the user.
-pub(crate) fn fetch<'a>(
-    mut gathered: Gathered<'a>,
-    with: Fetching<'_>,
-) -> Result<(Gathered<'a>, Vec<String>)> {
-    fetch_sources(with, &mut gathered)?;
-    let mut notes = checkout::use_target_table(&mut gathered)?;
-    notes.extend(prepare_hooks(with, &mut gathered)?);
-    Ok((gathered, notes))
+/// Gathers the inputs besides the image: fetches missing sources and patches. Returns notes for the user.
+pub(crate) fn fetch(gathered: &mut Gathered<'_>, with: Fetching<'_>) -> Result<Vec<String>> {
+    fetch_sources(with, gathered)?;
+    let mut notes = checkout::use_target_table(gathered)?;
+    notes.extend(prepare_hooks(with, gathered)?);
+    Ok(notes)
 }
 
 /// Fetches missing sources, and reads the fingerprints that steps need.
