@@ -161,9 +161,6 @@ impl<'a> Source<'a> {
         wanted: &SnapshotRef,
         service: Option<&Service>,
     ) -> Result<bool> {
-        if self.failed.get() {
-            return Ok(false);
-        }
         let started = Instant::now();
         let to = Import {
             store,
@@ -171,23 +168,21 @@ impl<'a> Source<'a> {
             service,
             reuse: self.reuse,
         };
-        let pulled = self.ask(|cx| share::pull(to, &self.repository, wanted, cx));
-        if matches!(pulled, Ok(Some(_))) {
-            let what = shown(&self.repository);
-            self.task.transfer_finished(what, started);
-        }
-        if pulled.is_err() {
-            self.task.cx.tidy(store)?;
-        }
-        match self.or_build(pulled)?.flatten() {
-            Some(pulled) => {
-                let cx = self.task.cx;
+        let cx = self.task.cx;
+        match self.ask(|cx| share::pull(to, &self.repository, wanted, cx)) {
+            Ok(Some(pulled)) => {
+                let what = shown(&self.repository);
+                self.task.transfer_finished(what, started);
                 cx.ui.note(&describe("pulled", &pulled, &self.repository));
                 cx.flush_in_background(store)?;
                 // A skipped snapshot is not available, however often it is requested.
                 Ok(pulled.incremental.is_empty())
             }
-            None => Ok(false),
+            other => {
+                // A pull that failed leaves its download.
+                cx.tidy(store)?;
+                other.map(|_| false)
+            }
         }
     }
 
@@ -226,11 +221,7 @@ impl<'a> Source<'a> {
             return Ok(true);
         }
         let wanted = wanted_image(gathered.selection);
-        if self.failed.get() {
-            return Ok(false);
-        }
-        let found = self.ask(|cx| share::image(&self.repository, &wanted, cx));
-        let found = self.or_build(found)?.flatten();
+        let found = self.ask(|cx| share::image(&self.repository, &wanted, cx))?;
         if let Some(image) = &found {
             gathered.announce(image);
         }
@@ -239,34 +230,33 @@ impl<'a> Source<'a> {
 
     /// Returns the first of these keys that the registry has.
     pub(crate) fn available(&self, keys: &[StepKey]) -> Result<Option<StepKey>> {
-        if keys.is_empty() || self.failed.get() {
+        if keys.is_empty() {
             return Ok(None);
         }
-        let found = self.ask(|cx| share::available(&self.repository, keys, self.reuse, cx));
-        Ok(self.or_build(found)?.flatten())
+        self.ask(|cx| share::available(&self.repository, keys, self.reuse, cx))
     }
 
-    /// Asks the registry, with the progress shown.
-    fn ask<T>(&self, ask: impl FnOnce(&mut TaskContext<'_>) -> Result<T>) -> Result<T> {
-        let what = shown(&self.repository);
-        self.task.with_progress(Subject::Transfer(&what), ask)
-    }
-
-    /// Lets `up` continue if the registry does not answer, but not after wrong data or on a full disk.
-    fn or_build<T>(&self, outcome: Result<T>) -> Result<Option<T>> {
-        match outcome {
-            Ok(found) => Ok(Some(found)),
-            Err(error) => match error.kind() {
-                Kind::Unavailable | Kind::Unexpected | Kind::NotFound | Kind::NoLayer => {
-                    let message = format!("{}; building it here", error.chain().join(": "));
-                    self.task.reporter.warn(message);
-                    let absent = matches!(error.kind(), Kind::NotFound | Kind::NoLayer);
-                    self.failed.set(!absent);
-                    Ok(None)
-                }
-                _ => Err(error),
-            },
+    /// Asks the registry, with the progress shown; `None` if it lacks that. Lets `up` continue if the registry does not
+    /// answer, but not after wrong data or on a full disk.
+    fn ask<T>(
+        &self,
+        ask: impl FnOnce(&mut TaskContext<'_>) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        if self.failed.get() {
+            return Ok(None);
         }
+        let what = shown(&self.repository);
+        let asked = self.task.with_progress(Subject::Transfer(&what), ask);
+        asked.or_else(|error| match error.kind() {
+            Kind::Unavailable | Kind::Unexpected | Kind::NotFound | Kind::NoLayer => {
+                let message = format!("{}; building it here", error.chain().join(": "));
+                self.task.reporter.warn(message);
+                let absent = matches!(error.kind(), Kind::NotFound | Kind::NoLayer);
+                self.failed.set(!absent);
+                Ok(None)
+            }
+            _ => Err(error),
+        })
     }
 }
 
