@@ -21,7 +21,7 @@ use crate::engine::{Bind, Container, Limits, Root};
 use crate::image::certificates::ContainerAuthorities;
 use crate::plan::ids::EnvName;
 use crate::plan::pins;
-use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
+use crate::plan::resolve::{Access, Action, Spec, Step, User, Volume, VolumeKind, VolumeSource};
 use crate::rocm::gpu::Device;
 use crate::store::path_volumes::real_path;
 use crate::store::{LockedEnv, Store, source};
@@ -48,15 +48,8 @@ pub(crate) struct ContainerContext<'a> {
     pub host: &'a Host,
 }
 
-struct Options {
-    network: bool,
-    devices: Vec<Device>,
-    builder: bool,
-    packages: bool,
-}
-
 impl ContainerContext<'_> {
-    pub(crate) fn of_step(
+    pub(super) fn of_step(
         &self,
         step: &Step,
         views: &Views,
@@ -64,13 +57,7 @@ impl ContainerContext<'_> {
         devices: Vec<Device>,
     ) -> Result<Container> {
         let volumes = self.spec.visible(step).collect::<Vec<_>>();
-        let options = Options {
-            network: step.network,
-            devices,
-            builder: matches!(step.user, crate::plan::resolve::User::Builder),
-            packages: matches!(step.action, crate::plan::resolve::Action::Packages(_)),
-        };
-        let mut container = self.build(&volumes, views, root, options)?;
+        let mut container = self.build(&volumes, views, root, devices, Some(step))?;
         let pins = self.env.run_dir().join(pins::NAME);
         container.binds.push(Bind::writable(pins, pins::INSIDE));
         Ok(container)
@@ -88,28 +75,20 @@ impl ContainerContext<'_> {
                 views.insert(volume.name.clone(), view);
             }
         }
-        let options = Options {
-            network: true,
-            devices,
-            builder: true,
-            packages: false,
-        };
-        self.build(&volumes, &views, root, options)
+        self.build(&volumes, &views, root, devices, None)
     }
 
+    /// Returns the container of a step, or of `exec` and `shell`.
     fn build(
         &self,
         volumes: &[&Volume],
         views: &Views,
         root: Root,
-        options: Options,
+        devices: Vec<Device>,
+        step: Option<&Step>,
     ) -> Result<Container> {
         let Self {
-            env,
-            store,
-            spec,
-            sources,
-            host,
+            env, spec, host, ..
         } = *self;
         let run = env.run_dir();
         let mut binds = Vec::new();
@@ -132,12 +111,9 @@ impl ContainerContext<'_> {
             let (source, view) = match shown {
                 Some(PatchedSource::Copy(copy)) => (copy.clone(), None),
                 Some(PatchedSource::Overlay(view)) => {
-                    let below = directory_of(env, store, spec, volume, sources)?;
-                    (below, Some(view.clone()))
+                    (self.directory_of(volume)?, Some(view.clone()))
                 }
-                Some(PatchedSource::Unfinished) | None => {
-                    (directory_of(env, store, spec, volume, sources)?, None)
-                }
+                Some(PatchedSource::Unfinished) | None => (self.directory_of(volume)?, None),
             };
             let source = match &volume.source {
                 VolumeSource::Path(path) if source == *path => real_path(spec, path)?,
@@ -155,8 +131,10 @@ impl ContainerContext<'_> {
             });
         }
         make_mount_points(volumes, &binds[first..], views)?;
+        let is_builder = step.is_none_or(|step| step.user == User::Builder);
+        let is_packages = step.is_some_and(|step| matches!(step.action, Action::Packages(_)));
         let tree = match root {
-            Root::Service(_) => Some(store.image_root(&env.known_record()?.image_key)),
+            Root::Service(_) => Some(self.store.image_root(&env.known_record()?.image_key)),
             Root::Directory(_) | Root::Overlay { .. } => None,
         };
         Ok(Container {
@@ -164,16 +142,60 @@ impl ContainerContext<'_> {
             id: format!("{}{}", name_prefix(env.name()), random_id()?),
             root,
             binds,
-            keep_groups: !host.root && !options.devices.is_empty(),
-            devices: options.devices,
-            network: options.network,
+            keep_groups: !host.root && !devices.is_empty(),
+            devices,
+            network: step.is_none_or(|step| step.network),
             limits: Limits {
                 memory_max: memory_max(spec, host),
                 tasks_max: spec.resources.tasks_max,
             },
-            user: options.builder.then(|| spec.user.clone()),
-            certificates: ContainerAuthorities::new(options.packages, tree)?,
+            user: is_builder.then(|| spec.user.clone()),
+            certificates: ContainerAuthorities::new(is_packages, tree)?,
         })
+    }
+
+    /// Returns the host directory of a volume, and creates it if rockenv owns it.
+    pub(super) fn directory_of(&self, volume: &Volume) -> Result<PathBuf> {
+        let Self {
+            env, store, spec, ..
+        } = *self;
+        if let VolumeSource::Path(path) = &volume.source {
+            real_path(spec, path)?;
+        }
+        match (volume.kind, &volume.source) {
+            (VolumeKind::Build, _) => {
+                let id = env.known_record()?.head.volumes.get(&volume.name).cloned();
+                let id = id.ok_or_else(|| {
+                    unexpected!("build volume `{}` does not exist yet", volume.name)
+                })?;
+                Ok(store.volume_dir(&id))
+            }
+            (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
+                made_for_caller(path, spec)?;
+                Ok(path.clone())
+            }
+            (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),
+            (VolumeKind::Output, VolumeSource::Store) => {
+                made(output_directory(store, env.name(), &volume.name), spec)
+            }
+            (VolumeKind::Source, VolumeSource::Git(_)) => {
+                let up = env.known_record()?.up_command();
+                let found = self.sources.get(&volume.name).filter(|path| path.exists());
+                found.cloned().ok_or_else(|| {
+                    not_found!("source `{}` is missing from the store", volume.name).help(up)
+                })
+            }
+            (VolumeKind::Source | VolumeKind::Host, VolumeSource::Path(path)) => {
+                existing(path, volume)
+            }
+            (kind @ (VolumeKind::Output | VolumeKind::Host), VolumeSource::Git(_))
+            | (kind @ (VolumeKind::Source | VolumeKind::Host), VolumeSource::Store) => {
+                Err(invalid!(
+                    "volume `{}` of kind {kind:?} names no directory",
+                    volume.name
+                ))
+            }
+        }
     }
 }
 
@@ -276,48 +298,6 @@ pub(crate) fn inputs_digest(
     let text = serde_json::to_vec(&all)
         .map_err(|error| unexpected!("cannot encode a container").source(error))?;
     Ok(hex::encode(Sha256::digest(text)))
-}
-
-/// Returns the host directory of a volume, and creates it if rockenv owns it.
-pub(crate) fn directory_of(
-    env: &LockedEnv<'_>,
-    store: &Store,
-    spec: &Spec,
-    volume: &Volume,
-    sources: &BTreeMap<String, PathBuf>,
-) -> Result<PathBuf> {
-    if let VolumeSource::Path(path) = &volume.source {
-        real_path(spec, path)?;
-    }
-    match (volume.kind, &volume.source) {
-        (VolumeKind::Build, _) => {
-            let id = env.known_record()?.head.volumes.get(&volume.name).cloned();
-            let id =
-                id.ok_or_else(|| unexpected!("build volume `{}` does not exist yet", volume.name))?;
-            Ok(store.volume_dir(&id))
-        }
-        (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
-            made_for_caller(path, spec)?;
-            Ok(path.clone())
-        }
-        (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),
-        (VolumeKind::Output, VolumeSource::Store) => {
-            made(output_directory(store, env.name(), &volume.name), spec)
-        }
-        (VolumeKind::Source, VolumeSource::Git(_)) => {
-            let up = env.known_record()?.up_command();
-            let found = sources.get(&volume.name).filter(|path| path.exists());
-            found.cloned().ok_or_else(|| {
-                not_found!("source `{}` is missing from the store", volume.name).help(up)
-            })
-        }
-        (VolumeKind::Source | VolumeKind::Host, VolumeSource::Path(path)) => existing(path, volume),
-        (kind @ (VolumeKind::Output | VolumeKind::Host), VolumeSource::Git(_))
-        | (kind @ (VolumeKind::Source | VolumeKind::Host), VolumeSource::Store) => Err(invalid!(
-            "volume `{}` of kind {kind:?} names no directory",
-            volume.name
-        )),
-    }
 }
 
 fn output_directory(store: &Store, env: &EnvName, name: &str) -> PathBuf {

@@ -182,16 +182,20 @@ impl Execution<'_, '_> {
             self.host.root.then(|| gpu::groups(&devices)),
         )?;
         self.provide_locked_files(step)?;
-        let context = container::ContainerContext {
+        let context = self.container_context();
+        let mut container = context.of_step(step, attempt.views, root, devices)?;
+        container.network &= !self.offline;
+        Ok(Prepared { container, command })
+    }
+
+    pub(super) fn container_context(&self) -> container::ContainerContext<'_> {
+        container::ContainerContext {
             env: self.env,
             store: self.store,
             spec: self.spec,
             sources: self.sources,
             host: self.host,
-        };
-        let mut container = context.of_step(step, attempt.views, root, devices)?;
-        container.network &= !self.offline;
-        Ok(Prepared { container, command })
+        }
     }
 
     fn disk_guard(&self, step: &Step, container: &Container) -> Result<DiskGuard> {

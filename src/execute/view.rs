@@ -139,8 +139,7 @@ impl<'a> Execution<'a, '_> {
     fn apart(&self, volume: &Volume) -> Result<PatchedSource> {
         const UPPER: &str = "upper";
         let directory = self.env.directory().join(APART).join(&volume.name);
-        let source =
-            super::container::directory_of(self.env, self.store, self.spec, volume, self.sources)?;
+        let source = self.container_context().directory_of(volume)?;
         let upper = directory.join(UPPER);
         let is_file = source.is_file();
         let is_copy = is_file || self.env.known_record()?.service.is_some();
@@ -178,8 +177,7 @@ impl<'a> Execution<'a, '_> {
         let volume = viewed.volume;
         let directory = directory(self.env, &volume.name);
         fs::create_dir_all(&directory)?;
-        let source =
-            super::container::directory_of(self.env, self.store, self.spec, volume, self.sources)?;
+        let source = self.container_context().directory_of(volume)?;
         no_mounts_inside(volume, &source)?;
         let base = self.base(viewed)?;
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
