@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::engine::docker::Service;
 use crate::image::normalise;
@@ -51,16 +51,12 @@ pub(crate) fn is_apart(volume: &Volume, with_caches: bool) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Difference {
     /// Absolute path in the env.
-    #[serde(serialize_with = "text")]
+    #[serde(with = "listing::path")]
     pub path: PathBuf,
     /// The volume that it is in; `None` for the root file system.
     pub volume: Option<String>,
     /// The difference, as a phrase, with the snapshot's side first.
     pub what: String,
-}
-
-fn text<S: Serializer>(path: &Path, to: S) -> std::result::Result<S::Ok, S::Error> {
-    to.serialize_str(&listing::path::encode(path))
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
