@@ -7,7 +7,7 @@ use super::log::Log;
 use super::outcome::Ran;
 use super::step::PreparedCommand;
 use super::view::Views;
-use super::{Execution, container, outcome, samples_beside};
+use super::{Execution, container, gpu_check, outcome, samples_beside};
 use crate::engine::job_slots::SlotClaim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
@@ -18,7 +18,6 @@ use crate::execute::redact::Redactor;
 use crate::execute::sampler::Sampler;
 use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::SlotWait;
-use crate::execute::{gpu_check, wait_for_slot};
 use crate::plan::ids::{LayerId, PathBelow, TreeId, VolumeName};
 use crate::plan::record::Cost;
 use crate::plan::resolve::{Action, Step};
@@ -152,18 +151,6 @@ impl Execution<'_, '_> {
             tail,
             log: attempt.log.clone(),
         })
-    }
-
-    fn wait_for_slot(&self, step: &Step) -> Result<SlotWait> {
-        wait_for_slot::wait_for_slot(
-            &self.store.jobs_file(),
-            self.sizing,
-            self.env.name(),
-            self.signals,
-            &mut |waits| {
-                self.reporter.warn(format!("step `{}` {waits}", step.name));
-            },
-        )
     }
 
     /// Prepares a step's container, except for its job slots, and its command.

@@ -1,15 +1,13 @@
 //! Owns waiting for an env's first job: a step does not start while all job slots of the machine are in use.
 
 use std::os::fd::AsFd as _;
-use std::path::Path;
 use std::time::Duration;
 
+use super::Execution;
 use crate::engine::job_slots::SlotClaim;
-use crate::plan::ids::EnvName;
-use crate::plan::jobs::Sizing;
+use crate::plan::resolve::Step;
 use crate::sys::error::Result;
 use crate::sys::readable::readable;
-use crate::sys::signals::Signals;
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -23,31 +21,29 @@ pub(super) enum SlotWait {
     Interrupted(i32),
 }
 
-/// Waits for one of the jobs of the budget in `path`; `say` is called once with the current holders.
-pub(super) fn wait_for_slot(
-    path: &Path,
-    sizing: &Sizing,
-    env: &EnvName,
-    signals: &Signals,
-    say: &mut dyn FnMut(String),
-) -> Result<SlotWait> {
-    let total = sizing.budget.value;
-    let mut claim = SlotClaim::open(path, total, sizing.together, env)?;
-    let mut told = false;
-    while !claim.take()? {
-        if !told {
-            told = true;
-            let others = claim.others()?;
-            let holders = others.iter().filter(|other| other.held > 0);
-            let names = holders.map(|other| other.env.as_str());
-            say(waiting(total, &names.collect::<Vec<_>>()));
+impl Execution<'_, '_> {
+    /// Waits for one of the machine's job slots for a step; names the current holders once.
+    pub(super) fn wait_for_slot(&self, step: &Step) -> Result<SlotWait> {
+        let (file, sizing) = (self.store.jobs_file(), self.sizing);
+        let total = sizing.budget.value;
+        let mut claim = SlotClaim::open(&file, total, sizing.together, self.env.name())?;
+        let mut told = false;
+        while !claim.take()? {
+            if !told {
+                told = true;
+                let others = claim.others()?;
+                let holders = others.iter().filter(|other| other.held > 0);
+                let names = holders.map(|other| other.env.as_str());
+                let waits = waiting(total, &names.collect::<Vec<_>>());
+                self.reporter.warn(format!("step `{}` {waits}", step.name));
+            }
+            readable([Some(self.signals.as_fd())], Some(PERIOD))?;
+            if let Some(signal) = self.signals.pending()? {
+                return Ok(SlotWait::Interrupted(signal));
+            }
         }
-        readable([Some(signals.as_fd())], Some(PERIOD))?;
-        if let Some(signal) = signals.pending()? {
-            return Ok(SlotWait::Interrupted(signal));
-        }
+        Ok(SlotWait::Granted(claim))
     }
-    Ok(SlotWait::Granted(claim))
 }
 
 /// Returns the message. A holder may have exited meanwhile, or may not have written its name yet.
