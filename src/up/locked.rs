@@ -50,10 +50,6 @@ impl Locked {
     pub(crate) fn digest(&self) -> Result<String> {
         Ok(hex::encode(Sha256::digest(self.lock.text()?)))
     }
-
-    pub(crate) fn commit(&self, volume: &str) -> Option<&str> {
-        self.lock.source.get(volume)?.commit.as_deref()
-    }
 }
 
 /// Returns the absolute path by which the store knows a lock file. Each version of a file that another machine sends is
@@ -317,15 +313,15 @@ pub(crate) fn follow_sources(
     store: &Store,
     sources: &BTreeMap<String, PathBuf>,
 ) {
-    let Some(locked) = &selection.locked else {
+    if selection.locked.is_none() {
         return;
-    };
+    }
     for volume in &mut spec.volumes {
         if let VolumeSource::Git(git) = &mut volume.source
             && let Some(directory) = sources.get(&volume.name)
             && *directory != Repository::new(&volume.name, git).directory(store)
         {
-            git.rev = locked.commit(&volume.name).map(str::to_owned);
+            git.rev = selection.commit(&volume.name).map(str::to_owned);
         }
     }
 }

@@ -27,7 +27,6 @@ pub(crate) fn refuse(missing: &[String]) -> Result<()> {
 
 fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<String>> {
     let mut missing = Vec::new();
-    let locked = selection.locked.as_ref();
     if base_image::there(store, selection)?.is_none() {
         missing.push(format!("image `{}`", selection.image));
     }
@@ -40,11 +39,8 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
             continue;
         }
         let repository = Repository::new(&volume.name, source);
-        let commit = locked.and_then(|locked| locked.commit(&volume.name));
-        let directory = match commit {
-            Some(commit) => repository.directory_at(store, &git, commit)?,
-            None => repository.directory(store),
-        };
+        let commit = selection.commit(&volume.name);
+        let directory = repository.directory_at(store, &git, commit)?;
         if !directory.join(".git").exists() {
             let rev = commit.or(source.rev.as_deref());
             let at = rev.map_or_else(String::new, |rev| format!(" at {rev}"));
@@ -60,7 +56,8 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
             missing.push(format!("`{name}` from `{}`", without_login(&url)));
         }
     }
-    for (cache, files) in locked.into_iter().flat_map(|locked| &locked.lock.files) {
+    let locked = selection.locked.iter();
+    for (cache, files) in locked.flat_map(|locked| &locked.lock.files) {
         let found = store.cache_files(cache)?;
         let lacking = files.iter().filter(|(path, file)| {
             let blob = store.root().join("blobs/sha256").join(file.sha256());

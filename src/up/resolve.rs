@@ -127,53 +127,42 @@ impl<'a> Gathered<'a> {
     fn find_sources(&mut self, store: Option<&Store>, missing: &mut MissingInputs) -> Result<()> {
         let selection = self.selection;
         let git = Git::new(&selection.inputs.user);
-        for volume in resolve::volumes(&selection.profile, &self.inputs)? {
-            let directory = match &volume.source {
-                VolumeSource::Git(source) => {
-                    let repository = Repository::new(&volume.name, source);
-                    let locked = selection.locked.as_ref();
-                    match (store, locked.and_then(|locked| locked.commit(&volume.name))) {
-                        (None, _) => None,
-                        (Some(store), None) => Some(repository.directory(store)),
-                        (Some(store), Some(commit)) => {
-                            Some(repository.directory_at(store, &git, commit)?)
-                        }
-                    }
+        let volumes = resolve::volumes(&selection.profile, &self.inputs)?.into_iter();
+        for volume in volumes.filter(|volume| volume.kind == VolumeKind::Source) {
+            let name = &volume.name;
+            let directory = match (&volume.source, store) {
+                (VolumeSource::Git(source), Some(store)) => {
+                    let repository = Repository::new(name, source);
+                    Some(repository.directory_at(store, &git, selection.commit(name))?)
                 }
-                VolumeSource::Path(path) => Some(path.clone()),
-                VolumeSource::Store => None,
+                (VolumeSource::Path(path), _) => Some(path.clone()),
+                (VolumeSource::Git(_), None) | (VolumeSource::Store, _) => None,
             };
-            if volume.kind == VolumeKind::Source {
-                match directory.filter(|path| path.exists()) {
-                    Some(path) => {
-                        let known = store.map(|store| store.known_fingerprint(&path));
-                        let read = once(|path: &Path| match &known {
-                            Some(known) => git.known_fingerprint(path, known),
-                            None => git.fingerprint(path),
-                        });
-                        self.fingerprint(&volume.name, &path, &git, &read)?;
-                        self.compare(&volume.name, &path, &read)?;
-                        self.sources.insert(volume.name.clone(), path);
-                    }
-                    None => {
-                        let name = &volume.name;
-                        match &volume.source {
-                            VolumeSource::Path(path) => missing.refused.push(format!(
-                                "source `{name}` is missing from `{}`",
-                                path.display()
-                            )),
-                            VolumeSource::Git(_) | VolumeSource::Store => missing
-                                .notes
-                                .push(format!("source `{name}` is not fetched yet")),
-                        }
-                        for input in self.inputs_in(&volume.name) {
-                            // A lock file may have provided it without the source.
-                            let print = self.inputs.fingerprints.entry(input);
-                            print.or_insert(Fingerprint::Absent);
-                        }
-                    }
+            let Some(path) = directory.filter(|path| path.exists()) else {
+                match &volume.source {
+                    VolumeSource::Path(path) => missing.refused.push(format!(
+                        "source `{name}` is missing from `{}`",
+                        path.display()
+                    )),
+                    VolumeSource::Git(_) | VolumeSource::Store => missing
+                        .notes
+                        .push(format!("source `{name}` is not fetched yet")),
                 }
-            }
+                for input in self.inputs_in(name) {
+                    // A lock file may have provided it without the source.
+                    let print = self.inputs.fingerprints.entry(input);
+                    print.or_insert(Fingerprint::Absent);
+                }
+                continue;
+            };
+            let known = store.map(|store| store.known_fingerprint(&path));
+            let read = once(|path: &Path| match &known {
+                Some(known) => git.known_fingerprint(path, known),
+                None => git.fingerprint(path),
+            });
+            self.fingerprint(name, &path, &git, &read)?;
+            self.compare(name, &path, &read)?;
+            self.sources.insert(name.clone(), path);
         }
         if let Some(store) = store {
             hooks::known_patches(self.hooks.values_mut(), store)?;

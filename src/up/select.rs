@@ -203,6 +203,12 @@ impl Selection {
         self.locked.as_ref().map(|locked| locked.path.as_path())
     }
 
+    /// Returns the commit of a source in the lock file, if any.
+    pub(super) fn commit(&self, volume: &str) -> Option<&str> {
+        let lock = &self.locked.as_ref()?.lock;
+        lock.source.get(volume)?.commit.as_deref()
+    }
+
     /// Returns whether the last step to run comes before the one at `position` in the profile.
     pub(crate) fn stops_before(&self, position: Option<usize>) -> bool {
         let steps = &self.profile.steps;

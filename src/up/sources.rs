@@ -32,11 +32,8 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
             VolumeSource::Git(source) => {
                 let mut say = |message: &str| with.task.reporter.note(message);
                 let repository = Repository::new(&volume.name, source);
-                let locked = selection.locked.as_ref();
-                let directory = match locked.and_then(|locked| locked.commit(&volume.name)) {
-                    Some(commit) => repository.prepare_at(store, &git, commit, offline, &mut say),
-                    None => repository.prepare(store, &git, offline, &mut say),
-                };
+                let commit = selection.commit(&volume.name);
+                let directory = repository.prepare_at(store, &git, commit, offline, &mut say);
                 cancel.outcome(directory)?
             }
             VolumeSource::Path(path) => {

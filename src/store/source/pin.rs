@@ -11,14 +11,17 @@ use crate::sys::error::{Result, ResultExt as _};
 
 impl Repository {
     /// Returns the directory for a checkout of `commit`: that of the profile's revision if it is at that commit, else
-    /// a separate one, so that no env moves another env's checkout.
+    /// a separate one, so that no env moves another env's checkout. Without a commit, that of the profile's revision.
     pub(crate) fn directory_at(
         &self,
         store: &Store,
         git: &Git<'_>,
-        commit: &str,
+        commit: Option<&str>,
     ) -> Result<PathBuf> {
         let directory = self.directory(store);
+        let Some(commit) = commit else {
+            return Ok(directory);
+        };
         let named = |rev: &str| rev.len() >= 7 && commit.starts_with(rev);
         let named = self.rev.as_deref().is_some_and(named);
         if named || git.head(&directory)?.as_deref() == Some(commit) {
@@ -27,16 +30,20 @@ impl Repository {
         Ok(self.at(commit).directory(store))
     }
 
-    /// Returns a checkout of `commit`, cloning it if necessary. Never moves an existing checkout.
+    /// Returns a checkout of `commit`, or without one of the profile's revision, cloning it if necessary. Never moves an
+    /// existing checkout.
     pub(crate) fn prepare_at(
         &self,
         store: &Store,
         git: &Git<'_>,
-        commit: &str,
+        commit: Option<&str>,
         offline: bool,
         progress: &mut dyn FnMut(&str),
     ) -> Result<PathBuf> {
-        let directory = self.directory_at(store, git, commit)?;
+        let Some(commit) = commit else {
+            return self.prepare(store, git, offline, progress);
+        };
+        let directory = self.directory_at(store, git, Some(commit))?;
         if directory.join(".git").exists() {
             return Ok(directory);
         }
@@ -166,16 +173,18 @@ mod tests {
         };
         let at = |commit: &str| {
             source
-                .prepare_at(&store, &git, commit, false, &mut |_| {})
+                .prepare_at(&store, &git, Some(commit), false, &mut |_| {})
                 .unwrap()
         };
-        let branch = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
+        let branch = source
+            .prepare_at(&store, &git, None, false, &mut |_| {})
+            .unwrap();
         assert_eq!(at(&second), branch);
         let old = at(&first);
         assert_ne!(old, branch);
         assert_eq!(git.head(&old).unwrap(), Some(first.clone()));
         // Neither checkout moves to the other's commit, not even offline.
-        let again = source.prepare_at(&store, &git, &first, true, &mut |_| {});
+        let again = source.prepare_at(&store, &git, Some(&first), true, &mut |_| {});
         assert_eq!(again.unwrap(), old);
         assert_eq!(git.head(&branch).unwrap(), Some(second));
     }
