@@ -1,7 +1,6 @@
 //! Owns the processes of a matrix: a separate rockenv plans and builds each env, so that no env can take another down.
 
 use std::io::{BufRead as _, BufReader};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -104,8 +103,8 @@ impl RockenvCommand<'_> {
 
     /// Runs one `up` and shows its output, each line with the env's name.
     pub(super) fn up(&self, cell: &Cell, env: &str, until: Option<&str>) -> (UpEvents, Result<()>) {
-        let events = Mutex::new(UpEvents::default());
-        let run = || {
+        let mut events = UpEvents::default();
+        let mut run = || {
             let program = match until {
                 None => self.program(cell, self.options)?,
                 Some(until) => {
@@ -123,7 +122,6 @@ impl RockenvCommand<'_> {
                 for line in BufReader::new(stdout).lines() {
                     // An unknown event can only come from a later rockenv; nothing depends on it.
                     if let Ok(event) = serde_json::from_str::<Event>(&line?) {
-                        let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
                         self.show(env, &event, &mut events);
                     }
                 }
@@ -131,10 +129,7 @@ impl RockenvCommand<'_> {
             })
         };
         let result = run();
-        (
-            events.into_inner().unwrap_or_else(PoisonError::into_inner),
-            result,
-        )
+        (events, result)
     }
 
     fn show(&self, env: &str, event: &Event, events: &mut UpEvents) {
