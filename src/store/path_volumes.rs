@@ -17,6 +17,33 @@ const MOST_LINKS: usize = 40;
 /// Returns where a volume's `path` leads. Refuses a link in the path that a step of the env may have made.
 pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
     let written: Vec<PathBuf> = written_by_steps(spec).collect();
+    let is_written = |at: &Path| written.iter().any(|directory| at.starts_with(directory));
+    follow(path, &|entry| {
+        // A missing entry, or one that is no link, is taken as it is.
+        let Ok(target) = fs::read_link(entry) else {
+            return Ok(None);
+        };
+        if entry.parent().is_some_and(is_written) {
+            return Err(invalid!(
+                "`{}` is a link in a directory that steps of env `{}` can write to: a step may have made it",
+                entry.display(),
+                spec.name
+            )
+            .help(format!(
+                "replace it by a directory, or write the place that it should lead to in the profile instead of `{}`",
+                path.display()
+            )));
+        }
+        Ok(Some(target))
+    })
+}
+
+/// Returns where an absolute path leads, which need not exist. `target_of` returns the target of an entry on the way, if
+/// it is a link.
+pub(crate) fn follow(
+    path: &Path,
+    target_of: &dyn Fn(&Path) -> Result<Option<PathBuf>>,
+) -> Result<PathBuf> {
     let mut at = PathBuf::from("/");
     let mut left: Vec<OsString> = parts(path);
     let mut links = 0;
@@ -26,22 +53,10 @@ pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
             continue;
         }
         let next = at.join(&part);
-        // A missing entry, or one that is no link, is taken as it is.
-        let Ok(target) = fs::read_link(&next) else {
+        let Some(target) = target_of(&next)? else {
             at = next;
             continue;
         };
-        if written.iter().any(|directory| at.starts_with(directory)) {
-            return Err(invalid!(
-                "`{}` is a link in a directory that steps of env `{}` can write to: a step may have made it",
-                next.display(),
-                spec.name
-            )
-            .help(format!(
-                "replace it by a directory, or write the place that it should lead to in the profile instead of `{}`",
-                path.display()
-            )));
-        }
         links += 1;
         if links > MOST_LINKS {
             let path = path.display();

@@ -2,14 +2,16 @@
 //! build, unless all of the profile's files are trusted.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::plan::resolve::{self, Access, VolumeSource};
 use crate::profile::{Origin, Profile};
 use crate::store::config::Config;
+use crate::store::path_volumes::follow;
 use crate::sys::error::{Result, if_exists};
 use crate::sys::trust::{self, TrustState, Trusted};
 use crate::up::context::Context;
@@ -197,29 +199,14 @@ fn writable(selection: &Selection) -> Result<BTreeSet<PathBuf>> {
 }
 
 fn without_links(path: &Path) -> Result<PathBuf> {
-    let path = std::path::absolute(path)?;
-    for there in path.ancestors() {
-        let Some(mut real) = if_exists(fs_err::canonicalize(there))? else {
-            continue;
-        };
-        let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
-        // `join` would add a slash.
-        if rest.as_os_str().is_empty() {
-            return Ok(real);
-        }
-        if !rest.components().any(|name| name == Component::ParentDir) {
-            return Ok(real.join(rest));
-        }
-        // The rest does not exist, so `..` only drops a component. The result may exist, and be a link.
-        for name in rest.components() {
-            match name {
-                Component::ParentDir => drop(real.pop()),
-                name => real.push(name),
-            }
-        }
-        return without_links(&real);
-    }
-    Ok(path)
+    follow(
+        &std::path::absolute(path)?,
+        &|entry| match fs_err::read_link(entry) {
+            // No link.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
+            target => if_exists(target),
+        },
+    )
 }
 
 #[cfg(test)]
@@ -323,11 +310,13 @@ mod tests {
         let real = fs_err::canonicalize(place.path()).unwrap();
         fs_err::create_dir(real.join("there")).unwrap();
         std::os::unix::fs::symlink("there", real.join("link")).unwrap();
+        std::os::unix::fs::symlink("gone", real.join("dangling")).unwrap();
         for (path, leads_to) in [
             ("there/../absent", "absent"),
             ("there/absent/../../other", "other"),
             ("absent/../link/new", "there/new"),
             ("absent/deeper/../../link/../out", "out"),
+            ("dangling/new", "gone/new"),
         ] {
             let found = without_links(&real.join(path)).unwrap();
             assert_eq!(found, real.join(leads_to), "{path}");
