@@ -43,7 +43,6 @@ impl SelectArgs {
             name: None,
             jobs: None,
             gpu: "none",
-            inspects: verb != "up",
             locked: verb == "lock",
         }
     }
@@ -58,8 +57,6 @@ pub(crate) struct UpRequest<'a> {
     pub(crate) name: Option<&'a str>,
     pub(crate) jobs: Option<u32>,
     pub(crate) gpu: &'a str,
-    /// Whether the command starts nothing, and so needs no engine.
-    pub(crate) inspects: bool,
     /// Whether a lock file may decide parameters, and with them the env.
     pub(crate) locked: bool,
 }

@@ -307,9 +307,10 @@ fn engine(
     let nspawn = host.root && nspawn_installed;
     let asked = request.select.engine.as_ref();
     let asked = asked.or(cx.config.engine.as_ref()).map(String::as_str);
-    let choose = match request.inspects {
-        true => choose_to_plan,
-        false => choose,
+    let choose = match request.verb {
+        "up" => choose,
+        // `plan` and `lock` start no containers of the env, and so need no engine.
+        _ => choose_to_plan,
     };
     let choice = choose(asked, made_with, nspawn, &cx.config.sockets).map_err(|error| {
         let sudo_helps = !host.root && asked.is_none() && nspawn_installed;
