@@ -71,7 +71,10 @@ impl<'a> RevisionSource<'a> {
         ];
         let mut paths = Vec::new();
         for file in hook::files(hook)? {
-            paths.push(tracked(&checkout, &to, &file)?);
+            // The repository itself tracks the submodule, not the files in it.
+            let found = entry(&checkout, &to, &file)?;
+            let path = found.map_or(file, |(path, ..)| path);
+            paths.push(path.display().to_string());
         }
         arguments.extend(paths.iter().map(String::as_str));
         if from != to && !paths.is_empty() {
@@ -119,36 +122,31 @@ impl<'a> RevisionSource<'a> {
         commit: &str,
         path: &Path,
     ) -> Result<FileInSource> {
-        match entry(checkout, commit, path)? {
-            Some((mode, object)) if mode.starts_with("100") => {
-                let bytes = checkout.bytes(&["cat-file", "blob", &object])?;
-                return Ok(FileInSource::File {
-                    bytes,
-                    executable: mode == "100755",
-                });
-            }
-            Some(_) => return Ok(FileInSource::Absent),
-            None => {}
+        let Some((place, mode, object)) = entry(checkout, commit, path)? else {
+            return Ok(FileInSource::Absent);
+        };
+        if mode.starts_with("100") {
+            let bytes = checkout.bytes(&["cat-file", "blob", &object])?;
+            return Ok(FileInSource::File {
+                bytes,
+                executable: mode == "100755",
+            });
         }
-        let parents = path.ancestors().skip(1);
-        for parent in parents.filter(|path| !path.as_os_str().is_empty()) {
-            if let Some((mode, object)) = entry(checkout, commit, parent)?
-                && mode == "160000"
-            {
-                let inside = directory.join(parent);
-                let rest = path.strip_prefix(parent).unwrap_or(path);
-                let known = ["cat-file", "-e", object.as_str()];
-                if !inside.join(".git").exists() {
-                    return Ok(FileInSource::Unfetched);
-                }
-                let below = self.git.open(&inside)?;
-                return match below.text(&known).is_ok() {
-                    true => self.at(&below, &inside, &object, rest),
-                    false => Ok(FileInSource::Unfetched),
-                };
-            }
+        if place == path {
+            return Ok(FileInSource::Absent);
         }
-        Ok(FileInSource::Absent)
+        let inside = directory.join(&place);
+        if !inside.join(".git").exists() {
+            return Ok(FileInSource::Unfetched);
+        }
+        let below = self.git.open(&inside)?;
+        match below.text(&["cat-file", "-e", &object]).is_ok() {
+            true => {
+                let rest = path.strip_prefix(&place).unwrap_or(path);
+                self.at(&below, &inside, &object, rest)
+            }
+            false => Ok(FileInSource::Unfetched),
+        }
     }
 }
 
@@ -169,27 +167,24 @@ fn dated(checkout: &Checkout<'_>, commit: &str, at: AtRevision) -> Result<AtRevi
     })
 }
 
-/// Returns the path that the repository itself tracks: the submodule, for a file in one.
-fn tracked(checkout: &Checkout<'_>, commit: &str, file: &Path) -> Result<String> {
+/// Returns the entry of a commit at a path, or that of the submodule around it: its own path, its mode and its object.
+fn entry(
+    checkout: &Checkout<'_>,
+    commit: &str,
+    file: &Path,
+) -> Result<Option<(PathBuf, String, String)>> {
     for path in file.ancestors().filter(|path| !path.as_os_str().is_empty()) {
-        if let Some((mode, _)) = entry(checkout, commit, path)?
-            && mode == "160000"
+        let name = path.display().to_string();
+        let arguments = ["--literal-pathspecs", "ls-tree", "-z", commit, "--", &name];
+        let line = checkout.text(&arguments)?;
+        let mut words = line.split([' ', '\t']);
+        if let (Some(mode), Some(_), Some(object)) = (words.next(), words.next(), words.next())
+            && (path == file || mode == "160000")
         {
-            return Ok(path.display().to_string());
+            return Ok(Some((path.to_owned(), mode.to_owned(), object.to_owned())));
         }
     }
-    Ok(file.display().to_string())
-}
-
-fn entry(checkout: &Checkout<'_>, commit: &str, path: &Path) -> Result<Option<(String, String)>> {
-    let path = path.display().to_string();
-    let arguments = ["--literal-pathspecs", "ls-tree", "-z", commit, "--", &path];
-    let line = checkout.text(&arguments)?;
-    let mut words = line.split([' ', '\t']);
-    Ok(match (words.next(), words.next(), words.next()) {
-        (Some(mode), Some(_), Some(object)) => Some((mode.to_owned(), object.to_owned())),
-        _ => None,
-    })
+    Ok(None)
 }
 
 /// Turns the outcome of applying into an answer. Errors that are not about the hook stay errors.
