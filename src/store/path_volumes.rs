@@ -38,8 +38,8 @@ pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Returns where an absolute path leads, which need not exist. `target_of` returns the target of an entry on the way, if
-/// it is a link.
+/// Returns where an absolute path leads, which need not exist. `target_of` returns the target of an entry on the way,
+/// if it is a link.
 pub(crate) fn follow(
     path: &Path,
     target_of: &dyn Fn(&Path) -> Result<Option<PathBuf>>,

@@ -86,8 +86,8 @@ pub(crate) struct MissingInputs {
 }
 
 impl<'a> Gathered<'a> {
-    /// Begins with the inputs of the selection. With a lock file, these have all of the image's data that the keys need.
-    /// Without one the image's key is unknown until `base_on` or `announce`.
+    /// Begins with the inputs of the selection. With a lock file, these have all of the image's data that the keys
+    /// need. Without one the image's key is unknown until `base_on` or `announce`.
     pub(crate) fn new(selection: &'a Selection, clean: bool) -> Self {
         Self {
             selection,

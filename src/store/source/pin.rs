@@ -30,8 +30,8 @@ impl Repository {
         Ok(self.at(commit).directory(store))
     }
 
-    /// Returns a checkout of `commit`, or without one of the profile's revision, cloning it if necessary. Never moves an
-    /// existing checkout.
+    /// Returns a checkout of `commit`, or without one, of the profile's revision; clones it if necessary. Never moves
+    /// an existing checkout.
     pub(crate) fn prepare_at(
         &self,
         store: &Store,
