@@ -83,8 +83,8 @@ pub mod testing {
     pub use crate::sys::atomic::random_id;
     pub use crate::sys::error;
     pub use crate::tree::{
-        Cloned, Method, btrfs, clone_tree, copy_tree, create_tree, digest, flatten, measure,
-        overlay, probe, remove_tree,
+        Method, btrfs, clone_tree, copy_tree, create_tree, digest, flatten, measure, overlay,
+        probe, remove_tree,
     };
 
     pub mod profile {

@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 pub use flatten::flatten;
 pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
 pub use probe::probe;
-pub use reflink::{Cloned, copy_tree};
+pub use reflink::copy_tree;
 pub use remove::remove_tree;
 
 use crate::sys::beneath;
@@ -138,21 +138,18 @@ pub(crate) fn create_directory_for(path: &Path, uid: u32, gid: u32) -> Result<()
     Ok(())
 }
 
-/// Makes `to`, which must not exist, a writable clone of the tree `from`, and returns how.
+/// Makes `to`, which must not exist, a writable clone of the tree `from`, and returns the number of bytes copied.
 ///
 /// On btrfs this is one snapshot, whatever the size: it is on disk when this returns. If `from` is a plain directory or
 /// contains subvolumes, which a snapshot lacks, and with the other methods, the clone is a copy that shares extents if
 /// the file system can. Subvolumes in it become directories.
-pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
+pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<u64> {
     if method != Method::Btrfs {
         return copy_tree(from, to);
     }
     if btrfs::is_subvolume(from)? && !btrfs::has_nested(from)? {
         btrfs::snapshot(from, to, false)?;
-        return Ok(Cloned {
-            snapshot: true,
-            ..Cloned::default()
-        });
+        return Ok(0);
     }
     if btrfs::is_placeholder(from)? {
         return Err(not_found!(

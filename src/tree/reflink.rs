@@ -21,44 +21,17 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
 use nix::unistd::{linkat, symlinkat};
 
 use super::metadata;
-use super::transfer::{Transfer, Transport};
+use super::transfer::Transport;
 use super::work_queue::Queue;
 use super::xattr::Attributes;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
-/// How a tree was cloned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cloned {
-    /// By one btrfs snapshot; the counts below are then unknown and zero.
-    pub snapshot: bool,
-    /// Entries created, including directories and further hard links, but not the tree's own directory.
-    pub entries: u64,
-    /// Files whose extents are shared with the source.
-    pub shared: u64,
-    /// Files whose content was copied.
-    pub copied: u64,
-    /// Bytes copied, without holes.
-    pub copied_bytes: u64,
-    /// Mount points inside the tree that were not entered.
-    pub mounts: u64,
-}
-
-impl std::ops::AddAssign for Cloned {
-    fn add_assign(&mut self, other: Self) {
-        self.snapshot |= other.snapshot;
-        self.entries += other.entries;
-        self.shared += other.shared;
-        self.copied += other.copied;
-        self.copied_bytes += other.copied_bytes;
-        self.mounts += other.mounts;
-    }
-}
-
 /// Makes `to`, which must not exist, a copy of the directory `from`, on the same file system or another.
 ///
-/// Nothing may write to `from` meanwhile. After an error the caller must remove the partial copy.
-pub fn copy_tree(from: &Path, to: &Path) -> Result<Cloned> {
+/// Returns the number of bytes copied, without holes and shared extents. Nothing may write to `from` meanwhile. After an
+/// error the caller must remove the partial copy.
+pub fn copy_tree(from: &Path, to: &Path) -> Result<u64> {
     let (holder, name) = beneath::split(to)?;
     mkdirat(&holder, name.as_c_str(), Mode::S_IRWXU)
         .context(|| format!("cannot create directory `{}`", to.display()))?;
@@ -66,7 +39,7 @@ pub fn copy_tree(from: &Path, to: &Path) -> Result<Cloned> {
 }
 
 /// Fills the empty directory `to` like [`copy_tree`].
-pub(super) fn copy_into(from: &Path, to: &Path) -> Result<Cloned> {
+pub(super) fn copy_into(from: &Path, to: &Path) -> Result<u64> {
     let top = Arc::new(Pair {
         source: beneath::open_path(from)?,
         target: beneath::open_path(to)?,
@@ -83,11 +56,11 @@ pub(super) fn copy_into(from: &Path, to: &Path) -> Result<Cloned> {
         queue: Queue::new(),
     };
     copy.queue.push([Task::Top(top)]);
-    let mut cloned = Cloned::default();
+    let mut copied = 0;
     let work = |task, worker: &mut Worker| copy.run(task, worker);
-    copy.queue.run(work, |worker| cloned += worker.cloned);
+    copy.queue.run(work, |worker| copied += worker.copied);
     match copy.queue.into_failure() {
-        None => Ok(cloned),
+        None => Ok(copied),
         Some((error, _)) => Err(error),
     }
 }
@@ -109,7 +82,8 @@ enum Task {
 /// The state of one thread.
 #[derive(Default)]
 pub(super) struct Worker {
-    pub(super) cloned: Cloned,
+    /// Number of bytes that it copied.
+    copied: u64,
     pub(super) attributes: Attributes,
 }
 
@@ -133,7 +107,7 @@ impl Copy<'_> {
     fn run(&self, task: Task, worker: &mut Worker) {
         let pair = match task {
             Task::Top(pair) => pair,
-            Task::Below(parent, name) => match self.enter(&parent, &name, worker) {
+            Task::Below(parent, name) => match Self::enter(&parent, &name) {
                 Ok(Some(pair)) => Arc::new(pair),
                 Ok(None) => return,
                 Err(error) => return self.abort(&parent, &name, error),
@@ -163,7 +137,7 @@ impl Copy<'_> {
     }
 
     /// Opens a directory and its copy; for a mount point, leaves the copy empty and returns `None`.
-    fn enter(&self, parent: &Pair, name: &CStr, worker: &mut Worker) -> nix::Result<Option<Pair>> {
+    fn enter(parent: &Pair, name: &CStr) -> nix::Result<Option<Pair>> {
         let target = beneath::open_dir(&parent.target, name)?;
         match beneath::open_dir(&parent.source, name) {
             Ok(source) => Ok(Some(Pair {
@@ -172,7 +146,6 @@ impl Copy<'_> {
                 path: parent.path.join(OsStr::from_bytes(name.to_bytes())),
             })),
             Err(Errno::EXDEV) => {
-                worker.cloned.mounts += 1;
                 nix::sys::stat::fchmod(&target, Mode::from_bits_truncate(0o755))?;
                 Ok(None)
             }
@@ -227,7 +200,6 @@ impl Copy<'_> {
         worker: &mut Worker,
         children: &mut Vec<CString>,
     ) -> nix::Result<()> {
-        worker.cloned.entries += 1;
         let kind = match listed {
             Some(Type::File) => SFlag::S_IFREG,
             Some(Type::Directory) => SFlag::S_IFDIR,
@@ -247,10 +219,8 @@ impl Copy<'_> {
     fn file(&self, pair: &Pair, name: &CStr, worker: &mut Worker) -> nix::Result<()> {
         let create = || beneath::create(&pair.target, name);
         let source = match open_source(&pair.source, name) {
-            Err(Errno::EXDEV) => {
-                worker.cloned.mounts += 1;
-                return create().map(drop);
-            }
+            // A mount point.
+            Err(Errno::EXDEV) => return create().map(drop),
             other => other?,
         };
         let stat = fstat(&source)?;
@@ -324,13 +294,7 @@ impl Worker {
             return Err(Errno::EAGAIN);
         }
         if stat.st_size > 0 {
-            match transport.transfer(from, to, stat.st_size)? {
-                Transfer::Shared => self.cloned.shared += 1,
-                Transfer::Copied(bytes) => {
-                    self.cloned.copied += 1;
-                    self.cloned.copied_bytes += bytes;
-                }
-            }
+            self.copied += transport.transfer(from, to, stat.st_size)?;
         }
         metadata::copy_open(from, stat, to, &mut self.attributes, |_| true)
     }

@@ -17,13 +17,6 @@ pub(super) fn share(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> nix::Result<()>
     errno(rustix::fs::ioctl_ficlone(to, from))
 }
 
-/// How one file's content was transferred.
-pub(super) enum Transfer {
-    Shared,
-    /// The number of data bytes, without holes.
-    Copied(u64),
-}
-
 /// Transfers content between one pair of file systems, and remembers which operations they lack.
 #[derive(Debug, Default)]
 pub(super) struct Transport {
@@ -31,16 +24,17 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// Gives the empty file `to` the `size` bytes of `from`.
+    /// Gives the empty file `to` the `size` bytes of `from`. Returns the number of bytes copied, without holes: zero for
+    /// shared extents.
     pub(super) fn transfer(
         &self,
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         size: off_t,
-    ) -> nix::Result<Transfer> {
+    ) -> nix::Result<u64> {
         if !self.cannot_share.load(Ordering::Relaxed) {
             match share(from, to) {
-                Ok(()) => return Ok(Transfer::Shared),
+                Ok(()) => return Ok(0),
                 Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENOTTY | Errno::ENOSYS) => {
                     self.cannot_share.store(true, Ordering::Relaxed);
                 }
@@ -49,7 +43,7 @@ impl Transport {
                 Err(error) => return Err(error),
             }
         }
-        copy(from, to, size).map(Transfer::Copied)
+        copy(from, to, size)
     }
 }
 

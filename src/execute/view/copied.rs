@@ -49,11 +49,11 @@ impl Execution<'_, '_> {
         self.collect(directory, stack)?;
         let id: ViewLayerId = random_id()?.try_into()?;
         let copy = directory.join(&id);
-        let made = tree::copy_tree(&from, &copy)?;
-        if made.copied_bytes > 0 {
+        let copied = tree::copy_tree(&from, &copy)?;
+        if copied > 0 {
             self.reporter.warn(format!(
                     "copied {} of `{}` for hooks; systemd-nspawn, or a file system with shared blocks, avoids the copy",
-                    crate::ui::size::bytes(made.copied_bytes),
+                    crate::ui::size::bytes(copied),
                     source.display()
                 ));
         }
