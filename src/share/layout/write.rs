@@ -3,7 +3,7 @@
 //!
 //! Layers are packed while they are written. In a tar file the size precedes the bytes, so it is filled in afterwards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::TryLockError;
 use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write as _};
@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 use tokio::sync::mpsc::Receiver;
 
-use super::super::document::MANIFEST;
+use super::super::document::{MANIFEST, digest_of};
 use super::{Form, INDEX_TYPE, MARK_TEXT, NAME, TAG};
 use crate::image::oci::layout_files::{BLOBS, INDEX, MARK, blob};
 use crate::sys::account::{self, Rights};
@@ -45,17 +45,16 @@ pub(in crate::share) struct LayoutDraft {
     parent: OwnedFd,
     name: OsString,
     partial: String,
-    /// The temporary directory.
+    /// The temporary directory; `None` for a tar file.
     top: Option<OwnedFd>,
-    form: Form,
     /// The tar file, or the mark in the directory. Its lock tells it from a killed command's leftover.
     file: fs::File,
     /// Owner of new files, if it is not the process's own user.
     owner: Option<(u32, u32)>,
     /// Modification time for the entries of a tar file.
     time: u64,
-    /// SHA-256 and size of each part.
-    blobs: BTreeMap<String, u64>,
+    /// SHA-256 of each layer.
+    blobs: BTreeSet<String>,
     image: Option<Image>,
 }
 
@@ -113,11 +112,10 @@ impl LayoutDraft {
             partial,
             parent,
             top,
-            form,
             file,
             owner,
             time,
-            blobs: BTreeMap::new(),
+            blobs: BTreeSet::new(),
             image: None,
         };
         draft.begin()?;
@@ -126,24 +124,24 @@ impl LayoutDraft {
 
     fn begin(&mut self) -> Result<()> {
         self.set_owner(self.file.file().as_fd())?;
-        match self.form {
-            Form::Archive => {
+        match &self.top {
+            None => {
                 self.member(MARK, MARK_TEXT)?;
                 for directory in ["blobs/", "blobs/sha256/"] {
                     let header = self.header(EntryType::Directory, directory, 0)?;
                     self.file.write_all(header.as_bytes())?;
                 }
             }
-            Form::Directory => {
+            Some(top) => {
                 self.file.write_all(MARK_TEXT)?;
                 for directory in ["blobs", BLOBS] {
                     let mode = Mode::from_bits_truncate(0o777);
                     self.rights
-                        .make_directory(self.top()?, directory, mode)
+                        .make_directory(top.as_fd(), directory, mode)
                         .context(|| self.cannot())?;
                 }
                 for directory in [".", "blobs", BLOBS] {
-                    self.set_owner(self.directory(directory)?.as_fd())?;
+                    self.set_owner(self.directory(top, directory)?.as_fd())?;
                 }
             }
         }
@@ -151,7 +149,7 @@ impl LayoutDraft {
     }
 
     pub(in crate::share) fn has(&self, sha256: &str) -> bool {
-        self.blobs.contains_key(sha256)
+        self.blobs.contains(sha256)
     }
 
     /// Writes a layer as it arrives, and asks for its digest after the last byte.
@@ -160,10 +158,7 @@ impl LayoutDraft {
         chunks: Receiver<io::Result<Bytes>>,
         digest: impl AsyncFnOnce() -> Result<Option<(String, u64)>>,
     ) -> Result<()> {
-        let written = match self.form {
-            Form::Archive => self.append(chunks).await,
-            Form::Directory => self.fill(chunks).await,
-        };
+        let written = self.fill(chunks).await;
         // If reading failed, `digest` returns that error, which is the cause.
         let digest = digest().await?;
         let large = written.as_ref().err().map(io::Error::kind) == Some(ErrorKind::FileTooLarge);
@@ -173,49 +168,45 @@ impl LayoutDraft {
         let written = written.context(|| self.cannot());
         let (at, size) = written.map_err(|error| error.help_if(help))?;
         let (sha256, _) = digest.ok_or_else(|| unexpected!("a layer was truncated"))?;
-        match self.form {
-            Form::Archive if self.has(&sha256) => {
+        match &self.top {
+            None if self.has(&sha256) => {
                 self.file.seek(SeekFrom::Start(at))?;
             }
-            Form::Archive => {
+            None => {
                 let header = self.header(EntryType::Regular, &blob(&sha256), size)?;
                 self.file.file().write_all_at(header.as_bytes(), at)?;
                 self.pad(size)?;
             }
-            Form::Directory => {
-                let top = self.top()?;
+            Some(top) => {
+                let top = top.as_fd();
                 self.rights
                     .rename(top, NEXT, top, blob(&sha256).as_str(), true)
                     .context(|| self.cannot())?;
             }
         }
-        self.blobs.insert(sha256, size);
+        self.blobs.insert(sha256);
         Ok(())
     }
 
-    /// Writes a layer after a gap for its header; returns the gap's position and the layer's size.
-    async fn append(&mut self, mut chunks: Receiver<io::Result<Bytes>>) -> io::Result<(u64, u64)> {
-        let at = self.file.stream_position()?;
-        self.file.seek(SeekFrom::Start(at + BLOCK))?;
-        let mut size = 0;
-        while let Some(chunk) = chunks.recv().await {
-            let chunk = chunk?;
-            self.file.write_all(&chunk)?;
-            size += chunk.len() as u64;
-        }
-        Ok((at, size))
-    }
-
+    /// Writes a layer, in a tar file after a gap for its header; returns the gap's position and the layer's size.
     async fn fill(&mut self, mut chunks: Receiver<io::Result<Bytes>>) -> io::Result<(u64, u64)> {
-        let mut file = self.create(NEXT).map_err(io::Error::other)?;
+        let next = self.top.as_ref().map(|top| self.create(top, NEXT));
+        let next = next.transpose().map_err(io::Error::other)?;
+        let at = self.file.stream_position()?;
+        if next.is_none() {
+            self.file.seek(SeekFrom::Start(at + BLOCK))?;
+        }
+        let mut file = next.as_ref().unwrap_or(&self.file);
         let mut size = 0;
         while let Some(chunk) = chunks.recv().await {
             let chunk = chunk?;
             file.write_all(&chunk)?;
             size += chunk.len() as u64;
         }
-        file.sync_data()?;
-        Ok((0, size))
+        if next.is_some() {
+            file.sync_data()?;
+        }
+        Ok((at, size))
     }
 
     /// Describes the layout's image, replacing an earlier description.
@@ -235,36 +226,33 @@ impl LayoutDraft {
         });
     }
 
-    /// Gives the layout its final name once all of it is on the disk; returns its size in bytes.
-    pub(in crate::share) fn finish(mut self) -> Result<u64> {
+    /// Gives the layout its final name once all of it is on the disk.
+    pub(in crate::share) fn finish(mut self) -> Result<()> {
         let image = self.image.take();
         let image = image.ok_or_else(|| unexpected!("a layout without an image"))?;
-        let mut sizes = Vec::new();
         for bytes in [&image.config, &image.manifest] {
             let sha256 = hex::encode(Sha256::digest(bytes));
             self.member(&blob(&sha256), bytes)?;
-            sizes.push((sha256, bytes.len() as u64));
         }
+        let manifest = &image.manifest;
         let index = json!({
             "schemaVersion": 2, "mediaType": INDEX_TYPE,
             "manifests": [{
-                "mediaType": MANIFEST, "digest": format!("sha256:{}", sizes[1].0), "size": sizes[1].1,
+                "mediaType": MANIFEST, "digest": digest_of(manifest), "size": manifest.len(),
                 "annotations": image.names,
             }],
         });
         self.member(INDEX, index.to_string().as_bytes())?;
-        let small = sizes.iter().map(|(_, size)| size);
-        let total = self.blobs.values().chain(small).sum();
-        if self.form == Form::Archive {
+        if self.top.is_none() {
             self.file.write_all(&[0; 2 * BLOCK as usize])?;
             let end = self.file.stream_position()?;
             // Bytes of a skipped duplicate layer may follow the end.
             self.file.set_len(end)?;
         }
         self.file.sync_all()?;
-        if self.form == Form::Directory {
+        if let Some(top) = &self.top {
             for directory in [BLOBS, "blobs", "."] {
-                nix::unistd::fsync(self.directory(directory)?)?;
+                nix::unistd::fsync(self.directory(top, directory)?)?;
             }
         }
         self.publish()?;
@@ -274,21 +262,21 @@ impl LayoutDraft {
         if let Ok(parent) = self.rights.open(Some(at), ".", flags, mode, resolve) {
             nix::unistd::fsync(parent)?;
         }
-        Ok(total)
+        Ok(())
     }
 
     /// Writes a small part.
     fn member(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let size = bytes.len() as u64;
-        match self.form {
-            Form::Archive => {
+        match &self.top {
+            None => {
                 let header = self.header(EntryType::Regular, name, size)?;
                 self.file.write_all(header.as_bytes())?;
                 self.file.write_all(bytes)?;
                 self.pad(size)
             }
-            Form::Directory => {
-                let mut file = self.create(name)?;
+            Some(top) => {
+                let mut file = self.create(top, name)?;
                 file.write_all(bytes)?;
                 Ok(file.sync_data()?)
             }
@@ -335,31 +323,20 @@ impl LayoutDraft {
             .context(|| self.cannot())
     }
 
-    fn top(&self) -> Result<BorrowedFd<'_>> {
-        let top = self.top.as_ref().map(OwnedFd::as_fd);
-        top.ok_or_else(|| unexpected!("an archive has no directories"))
-    }
-
-    fn directory(&self, below: &str) -> Result<OwnedFd> {
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+    fn directory(&self, top: &OwnedFd, below: &str) -> Result<OwnedFd> {
+        let (flags, mode) = (OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty());
         self.rights
-            .open(
-                Some(self.top()?),
-                below,
-                flags,
-                Mode::empty(),
-                beneath::BELOW,
-            )
+            .open(Some(top.as_fd()), below, flags, mode, beneath::BELOW)
             .context(|| self.cannot())
     }
 
     /// Creates a file in the directory, or truncates the file that an earlier layer left.
-    fn create(&self, below: &str) -> Result<fs::File> {
+    fn create(&self, top: &OwnedFd, below: &str) -> Result<fs::File> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW;
         let mode = Mode::from_bits_truncate(0o666);
         let file = self
             .rights
-            .open(Some(self.top()?), below, flags, mode, beneath::BELOW)
+            .open(Some(top.as_fd()), below, flags, mode, beneath::BELOW)
             .context(|| self.cannot())?;
         self.set_owner(file.as_fd())?;
         Ok(fs::File::from_parts(file.into(), self.place.join(below)))
@@ -382,9 +359,9 @@ impl Drop for LayoutDraft {
     fn drop(&mut self) {
         // After `publish` the temporary name no longer exists. The next command removes what cannot be removed now.
         let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
-        match self.form {
-            Form::Archive => drop(self.rights.unlink(at, partial, false)),
-            Form::Directory => drop(self.rights.remove_tree(at, partial)),
+        match self.top {
+            None => drop(self.rights.unlink(at, partial, false)),
+            Some(_) => drop(self.rights.remove_tree(at, partial)),
         }
     }
 }
