@@ -209,7 +209,7 @@ impl Writer {
         let outcome = make(self, at, &part).and_then(|()| {
             let replaces = existing == Existing::Replace;
             self.rights
-                .rename(at, part.as_c_str(), at, name.as_c_str(), replaces)
+                .rename(at, part.as_c_str(), name.as_c_str(), replaces)
         });
         if outcome.is_err() {
             // The first error is the one to report.

@@ -178,9 +178,8 @@ impl LayoutDraft {
                 self.pad(size)?;
             }
             Some(top) => {
-                let top = top.as_fd();
                 self.rights
-                    .rename(top, NEXT, top, blob(&sha256).as_str(), true)
+                    .rename(top.as_fd(), NEXT, blob(&sha256).as_str(), true)
                     .context(|| self.cannot())?;
             }
         }
@@ -308,7 +307,7 @@ impl LayoutDraft {
     fn publish(&self) -> Result<()> {
         let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
         let name = self.name.as_os_str();
-        match self.rights.rename(at, partial, at, name, false) {
+        match self.rights.rename(at, partial, name, false) {
             Ok(()) => return Ok(()),
             Err(nix::Error::EEXIST) => return Err(refusing_overwrite(&self.place)),
             // FAT through FUSE supports neither `RENAME_NOREPLACE` nor links. A directory replaces only an empty one.
@@ -319,7 +318,7 @@ impl LayoutDraft {
             return Err(refusing_overwrite(&self.place));
         }
         self.rights
-            .rename(at, partial, at, name, true)
+            .rename(at, partial, name, true)
             .context(|| self.cannot())
     }
 

@@ -126,7 +126,7 @@ impl<'a> FilePlace<'a> {
             }
             file.sync_data()?;
             let (at, replace) = (self.parent.as_fd(), existing == Existing::Replace);
-            match self.rights.rename(at, &part, at, &self.name, replace) {
+            match self.rights.rename(at, &part, &self.name, replace) {
                 Err(Errno::EEXIST) => Err(self.exists("")),
                 // In a directory with the sticky bit, the old file may be another user's.
                 other => other.map_err(|errno| self.refused(errno)),

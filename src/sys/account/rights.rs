@@ -189,17 +189,16 @@ impl Rights {
         self.make(&Call::Link { from, to }, &[at, below]).map(drop)
     }
 
-    /// Renames a file or directory; without `replace` it never replaces an entry, on any file system.
+    /// Renames an entry of a directory; without `replace` it never replaces another, on any file system.
     pub(crate) fn rename<F: ?Sized + NixPath, T: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
         from: &F,
-        below: BorrowedFd<'_>,
         to: &T,
         replace: bool,
     ) -> nix::Result<()> {
         let (from, to) = (bytes(from)?, bytes(to)?);
-        self.make(&Call::Rename { from, to, replace }, &[at, below])
+        self.make(&Call::Rename { from, to, replace }, &[at])
             .map(drop)
     }
 
@@ -322,7 +321,6 @@ fn bytes<P: ?Sized + NixPath>(path: &P) -> nix::Result<Vec<u8>> {
 impl Call {
     fn make(&self, directories: &[BorrowedFd<'_>]) -> nix::Result<Option<OwnedFd>> {
         let at = directories.first().copied().unwrap_or(AT_FDCWD);
-        let below = directories.get(1).copied().unwrap_or(at);
         match self {
             Self::Open {
                 path,
@@ -343,6 +341,7 @@ impl Call {
                 nix::unistd::symlinkat(&target[..], at, &path[..])?;
             }
             Self::Link { from, to } => {
+                let below = directories.get(1).copied().unwrap_or(at);
                 nix::unistd::linkat(at, &from[..], below, &to[..], AtFlags::empty())?;
             }
             Self::SetTime { path, mtime } => {
@@ -356,8 +355,8 @@ impl Call {
                 nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(*mode))?;
             }
             Self::Rename { from, to, replace } => match replace {
-                true => nix::fcntl::renameat(at, &from[..], below, &to[..])?,
-                false => rename_new(at, from, below, to)?,
+                true => nix::fcntl::renameat(at, &from[..], at, &to[..])?,
+                false => rename_new(at, from, to)?,
             },
             Self::Unlink { path, is_directory } => {
                 let kind = match is_directory {
@@ -381,16 +380,11 @@ impl Call {
 }
 
 /// Renames to a free name. On file systems without that operation, uses a hard link, which never replaces an entry.
-fn rename_new(
-    at: BorrowedFd<'_>,
-    from: &[u8],
-    below: BorrowedFd<'_>,
-    to: &[u8],
-) -> nix::Result<()> {
+fn rename_new(at: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> nix::Result<()> {
     let flags = RenameFlags::RENAME_NOREPLACE;
-    match nix::fcntl::renameat2(at, from, below, to, flags) {
+    match nix::fcntl::renameat2(at, from, at, to, flags) {
         Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
-            nix::unistd::linkat(at, from, below, to, AtFlags::empty())?;
+            nix::unistd::linkat(at, from, at, to, AtFlags::empty())?;
             nix::unistd::unlinkat(at, from, UnlinkatFlags::NoRemoveDir)
         }
         other => other,
