@@ -264,7 +264,7 @@ fn set_owner(made: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> nix::Result<()>
     clippy::disallowed_types,
     reason = "the file was opened by its name in a directory"
 )]
-fn into_file(fd: OwnedFd) -> std::fs::File {
+pub(super) fn into_file(fd: OwnedFd) -> std::fs::File {
     fd.into()
 }
 

@@ -1,6 +1,7 @@
 //! Owns access to a root file system's files by descriptor: no symlink in the tree can make these calls touch a file
 //! outside of it.
 
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -9,6 +10,7 @@ use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::UnlinkatFlags;
 
+use super::file::into_file;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -52,15 +54,11 @@ impl Tree {
             None => return Ok(None),
         };
         let mut data = Vec::with_capacity(size);
-        let mut buffer = vec![0; 64 << 10];
-        loop {
-            let amount = nix::unistd::read(&file, &mut buffer)
-                .context(|| format!("cannot read `{path}` in the image"))?;
-            if amount == 0 || data.len() > limit {
-                return Ok(Some(data));
-            }
-            data.extend_from_slice(&buffer[..amount]);
-        }
+        into_file(file)
+            .take(limit as u64)
+            .read_to_end(&mut data)
+            .context(|| format!("cannot read `{path}` in the image"))?;
+        Ok(Some(data))
     }
 
     /// Opens a regular file by the rules of [`beneath`]; `None` for anything else.
@@ -86,7 +84,9 @@ impl Tree {
         let file = beneath::open_regular(found, OFlag::O_WRONLY)
             .context(|| format!("cannot open `{path}` in the image"))?;
         nix::unistd::ftruncate(&file, 0)?;
-        write_all(file.as_fd(), content).context(|| format!("cannot write `{path}` in the image"))
+        into_file(file)
+            .write_all(content)
+            .context(|| format!("cannot write `{path}` in the image"))
     }
 
     /// Removes a file other than a directory, if it exists and no symlink is in the way.
@@ -188,15 +188,4 @@ pub(crate) fn read_at(file: &OwnedFd, buffer: &mut [u8], at: i64) -> nix::Result
         }
     }
     Ok(filled)
-}
-
-pub(crate) fn write_all(file: BorrowedFd<'_>, mut data: &[u8]) -> nix::Result<()> {
-    while !data.is_empty() {
-        match nix::unistd::write(file, data) {
-            Ok(amount) => data = &data[amount..],
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
