@@ -235,16 +235,14 @@ impl Chunked {
         let chunks = Chunks {
             sender: self.sender,
             buffer: Vec::with_capacity(CHUNK),
-            hung_up: Arc::new(AtomicBool::new(false)),
         };
-        let (hung_up, failure) = (Arc::clone(&chunks.hung_up), chunks.sender.clone());
-        let outcome = through(chunks, self.threads, fill);
-        match outcome {
-            Err(_) if hung_up.load(Ordering::Relaxed) => Ok(None),
+        let sender = chunks.sender.clone();
+        match through(chunks, self.threads, fill) {
+            Err(_) if sender.is_closed() => Ok(None),
             Err(error) => {
                 // Otherwise the registry would take the truncated data for the whole layer.
                 let broken = io::Error::other("a layer could not be read");
-                drop(failure.blocking_send(Err(broken)));
+                drop(sender.blocking_send(Err(broken)));
                 Err(error)
             }
             Ok(sent) => Ok(Some(sent)),
@@ -314,7 +312,6 @@ impl<W: Write> Write for Hashed<W> {
 struct Chunks {
     sender: Sender<io::Result<Bytes>>,
     buffer: Vec<u8>,
-    hung_up: Arc<AtomicBool>,
 }
 
 impl Write for Chunks {
@@ -332,10 +329,8 @@ impl Write for Chunks {
             return Ok(());
         }
         let full = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
-        self.sender.blocking_send(Ok(full.into())).map_err(|_| {
-            self.hung_up.store(true, Ordering::Relaxed);
-            io::Error::other("the connection ended")
-        })
+        let sent = self.sender.blocking_send(Ok(full.into()));
+        sent.map_err(|_| io::Error::other("the connection ended"))
     }
 }
 
