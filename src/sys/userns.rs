@@ -15,12 +15,8 @@ use crate::sys::process::{PATH, Program};
 /// Whether this process, or its parent, has entered a user namespace.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
-/// A range of ids that a user may map into namespaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
-    start: u32,
-    count: u32,
-}
+/// A range of ids that a user may map into namespaces: the first, and how many.
+type Range = (u32, u32);
 
 /// Returns whether this process is the machine's root, not only a namespace's.
 pub(crate) fn is_root() -> bool {
@@ -143,9 +139,9 @@ fn permit(setting: impl Fn(&str) -> String) -> String {
 fn map(own: u32, ranges: &[Range]) -> String {
     let mut words = vec![format!("0 {own} 1")];
     let mut inside = 1;
-    for range in ranges {
-        words.push(format!("{inside} {} {}", range.start, range.count));
-        inside += range.count;
+    for (start, count) in ranges {
+        words.push(format!("{inside} {start} {count}"));
+        inside += count;
     }
     words.join(" ")
 }
@@ -155,7 +151,7 @@ const EACH: u32 = 65_536;
 
 fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
     let text = if_exists(system_text(file))?.unwrap_or_default();
-    let found = parse(&text, name, uid);
+    let found = ranges_of(&text, name, uid);
     if found.is_empty() {
         let taken =
             ["/etc/subuid", "/etc/subgid"].map(|file| system_text(file).unwrap_or_default());
@@ -174,11 +170,7 @@ fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
 /// Returns the first of as many free ids as a user gets: users who share ids can change each other's files. Podman's
 /// manual gives `containers` all of the upper half.
 fn first_free(taken: &str) -> u32 {
-    let ranges = taken.lines().filter_map(|line| {
-        let mut numbers = line.trim().split(':').skip(1).map(str::parse::<u32>);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-    });
-    let mut ranges: Vec<_> = ranges.collect();
+    let mut ranges: Vec<Range> = lines(taken).map(|(_, range)| range).collect();
     ranges.sort_unstable();
     ranges.iter().fold(100_000_u32, |first, (start, count)| {
         match start.saturating_sub(first) >= EACH {
@@ -189,19 +181,20 @@ fn first_free(taken: &str) -> u32 {
 }
 
 /// Parses lines such as `ann:100000:65536`, which identify the user by name or id.
-fn parse(text: &str, name: &str, uid: u32) -> Vec<Range> {
-    text.lines()
-        .filter_map(|line| {
-            let mut fields = line.trim().split(':');
-            let who = fields.next()?;
-            if who != name && who.parse() != Ok(uid) {
-                return None;
-            }
-            Some(Range {
-                start: fields.next()?.parse().ok()?,
-                count: fields.next()?.parse().ok().filter(|count| *count > 0)?,
-            })
-        })
+fn lines(text: &str) -> impl Iterator<Item = (&str, Range)> {
+    text.lines().filter_map(|line| {
+        let mut fields = line.trim().split(':');
+        let user = fields.next()?;
+        let mut numbers = fields.map(str::parse::<u32>);
+        Some((user, (numbers.next()?.ok()?, numbers.next()?.ok()?)))
+    })
+}
+
+/// Returns the ranges of a user.
+fn ranges_of(text: &str, name: &str, uid: u32) -> Vec<Range> {
+    let own = lines(text).filter(|(user, _)| *user == name || user.parse() == Ok(uid));
+    own.map(|(_, range)| range)
+        .filter(|(_, count)| *count > 0)
         .collect()
 }
 
@@ -212,16 +205,10 @@ mod tests {
     #[test]
     fn ranges_are_found_by_name_and_number_and_mapped_in_order() {
         let text = "ann:100000:65536\nbob:200000:1\n# no\n1001:300000:10\nann:bad:1\nann:400000:0\nann:500000:5\n";
-        let ann = parse(text, "ann", 1000);
+        let ann = ranges_of(text, "ann", 1000);
         assert_eq!(map(1000, &ann), "0 1000 1 1 100000 65536 65537 500000 5");
-        assert_eq!(
-            parse(text, "eve", 1001),
-            [Range {
-                start: 300_000,
-                count: 10
-            }]
-        );
-        assert!(parse(text, "eve", 1002).is_empty());
+        assert_eq!(ranges_of(text, "eve", 1001), [(300_000, 10)]);
+        assert!(ranges_of(text, "eve", 1002).is_empty());
         assert_eq!(first_free(text), 200_001);
         let podman = "containers:2147483647:2147483648\nann:100000:65536\nbob:165536:65536\n";
         assert_eq!(first_free(podman), 231_072);
