@@ -24,8 +24,7 @@ use std::sync::atomic::AtomicBool;
 pub(crate) use packages::{DPKG_STATUS, MAX_DATABASE, OsRelease, Package, gpu_code};
 pub use recipe::Recipe;
 
-use crate::sys::catalog::is_absent;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, is_absent};
 use crate::tree::root_fs::Tree;
 use recipe::{Source, Tarball};
 

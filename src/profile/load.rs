@@ -11,7 +11,7 @@ use super::file::File;
 use super::structure::shorten;
 use super::{Profile, check, merge, value};
 use crate::sys::catalog::{CatalogEntry, Directory};
-use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists, is_absent};
 use crate::sys::span::At;
 use crate::sys::suggest;
 use crate::sys::{builtin, catalog, trusted_files};
@@ -254,7 +254,7 @@ fn stem(origin: &Origin) -> Result<String> {
 fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     let about = || format!("cannot read the profile {}", path.display());
     match fs_err::metadata(path) {
-        Err(error) if catalog::is_absent(&error) => {
+        Err(error) if is_absent(&error) => {
             return Err(not_found!("no profile file `{}`", path.display())
                 .help("`rockenv profile ls` lists the profiles that have names"));
         }

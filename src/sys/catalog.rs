@@ -79,14 +79,6 @@ pub(crate) fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
     (is_toml && !name.starts_with('.')).then(|| (name, path.to_owned()))
 }
 
-/// Returns whether an error means that a directory is missing, or a file is in its place.
-pub(crate) fn is_absent(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-    )
-}
-
 /// Returns the entry with that name; `what` is its kind, as in `rockenv WHAT ls`.
 pub(crate) fn named<'a>(
     listed: &'a [CatalogEntry],

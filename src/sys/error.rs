@@ -268,13 +268,16 @@ impl Error {
 
 /// Returns `None` if the path does not exist or leads through a file.
 pub(crate) fn if_exists<T>(result: std::io::Result<T>) -> Result<Option<T>> {
-    use std::io::ErrorKind;
     match result {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            Ok(None)
-        }
+        Err(error) if is_absent(&error) => Ok(None),
         other => Ok(Some(other?)),
     }
+}
+
+/// Returns whether an error means that a path does not exist or leads through a file.
+pub(crate) fn is_absent(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory)
 }
 
 /// Returns whether a path exists. Unlike [`Path::exists`], fails if that is not known.
