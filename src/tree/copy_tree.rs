@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
-use nix::unistd::{Gid, Uid, Whence, getegid, geteuid};
+use nix::unistd::{Gid, Uid, getegid, geteuid};
 
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
@@ -20,7 +20,7 @@ use crate::tree::flatten::Kind;
 use crate::tree::metadata;
 use crate::tree::reflink::{create_special, link_below};
 use crate::tree::root_fs::{self, Tree};
-use crate::tree::transfer::copy_range;
+use crate::tree::transfer::{copy_range, next_data};
 use crate::tree::xattr::{self, Attributes};
 
 /// Copies the content of `from` into the existing directory `into`, without following symlinks or entering mounts.
@@ -166,14 +166,8 @@ impl Copy<'_> {
 
     fn data(&mut self, source: &OwnedFd, target: &OwnedFd, size: i64) -> Result<()> {
         let mut at = 0;
-        while at < size {
-            // A file system without hole support reports all of it as data.
-            at = match nix::unistd::lseek(source, at, Whence::SeekData) {
-                Ok(at) => at,
-                Err(Errno::ENXIO) => break,
-                Err(error) => return Err(error.into()),
-            };
-            let end = nix::unistd::lseek(source, at, Whence::SeekHole)?.min(size);
+        while let Some((start, end)) = next_data(source.as_fd(), at, size)? {
+            at = start;
             while at < end {
                 stop_if(self.cancel)?;
                 let amount = copy_range(source.as_fd(), target.as_fd(), at, end.min(at + CHUNK))?;

@@ -20,7 +20,7 @@ pub mod overlay;
 mod probe;
 mod reflink;
 mod remove;
-mod transfer;
+pub(crate) mod transfer;
 pub(crate) mod work_queue;
 pub(crate) mod writer;
 pub(crate) mod xattr;

@@ -52,17 +52,7 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
     ftruncate(to, size)?;
     let mut copied = 0;
     let mut at = 0;
-    while at < size {
-        let (start, end) = match lseek(from, at, Whence::SeekData) {
-            Ok(start) => (start, lseek(from, start, Whence::SeekHole)?.min(size)),
-            Err(Errno::ENXIO) => break,
-            // The file system has no hole detection.
-            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => (at, size),
-            Err(error) => return Err(error),
-        };
-        if end <= start {
-            break;
-        }
+    while let Some((start, end)) = next_data(from, at, size)? {
         copied += copy_range(from, to, start, end)?;
         at = end;
     }
@@ -71,6 +61,25 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
         true => Err(Errno::EAGAIN),
         false => Ok(copied),
     }
+}
+
+/// Returns where the next data of a file begins and ends, from an offset on; `None` if the rest up to `size` is a hole.
+pub(crate) fn next_data(
+    file: BorrowedFd<'_>,
+    at: off_t,
+    size: off_t,
+) -> nix::Result<Option<(off_t, off_t)>> {
+    if at >= size {
+        return Ok(None);
+    }
+    let (start, end) = match lseek(file, at, Whence::SeekData) {
+        Ok(start) => (start, lseek(file, start, Whence::SeekHole)?.min(size)),
+        Err(Errno::ENXIO) => return Ok(None),
+        // The file system has no hole detection.
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP) => (at, size),
+        Err(error) => return Err(error),
+    };
+    Ok((start < end).then_some((start, end)))
 }
 
 /// Copies a part of a file; returns the number of bytes.

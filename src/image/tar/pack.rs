@@ -12,7 +12,6 @@ use std::sync::atomic::AtomicBool;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
-use nix::unistd::Whence;
 use tar::{EntryType, Header};
 
 use super::pax;
@@ -21,6 +20,7 @@ use crate::image::oci::layers::{OPAQUE, WHITEOUT};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
+use crate::tree::transfer::next_data;
 use crate::tree::xattr::XattrFile;
 
 const BLOCK: u64 = 512;
@@ -374,16 +374,7 @@ fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64
     }
     let mut found = Vec::new();
     let mut at = 0;
-    while at < size {
-        let (start, end) = match nix::unistd::lseek(file.as_fd(), at, Whence::SeekData) {
-            Ok(start) => (
-                start,
-                nix::unistd::lseek(file.as_fd(), start, Whence::SeekHole)?.min(size),
-            ),
-            Err(Errno::ENXIO) => break,
-            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(None),
-            Err(error) => return Err(error),
-        };
+    while let Some((start, end)) = next_data(file.as_fd(), at, size)? {
         let whole = |value: i64| u64::try_from(value).unwrap_or(0);
         let piece = (whole(start), whole(end) - whole(start));
         // Readers disagree about padding, so segments must be whole blocks, except at the end.
