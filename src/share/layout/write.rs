@@ -4,7 +4,6 @@
 //! Layers are packed while they are written. In a tar file the size precedes the bytes, so it is filled in afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::fs::TryLockError;
 use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -39,12 +38,7 @@ const NEXT: &str = "blobs/next";
 pub(in crate::share) struct LayoutDraft {
     /// Its final path.
     place: PathBuf,
-    /// The user's rights, because the user chose the path.
-    rights: &'static Rights,
-    /// The parent directory, the final name in it, and the temporary name.
-    parent: OwnedFd,
-    name: OsString,
-    partial: String,
+    spot: Spot,
     /// The temporary directory; `None` for a tar file.
     top: Option<OwnedFd>,
     /// The tar file, or the mark in the directory. Its lock tells it from a killed command's leftover.
@@ -97,9 +91,9 @@ impl LayoutDraft {
         let partial = partial_name(&name.to_string_lossy());
         let spot = Spot {
             rights,
-            parent: parent.as_fd(),
-            partial: &partial,
+            parent,
             path: place.with_file_name(&partial),
+            partial,
         };
         let (file, top) = match form {
             Form::Archive => (spot.open_archive()?, None),
@@ -107,10 +101,7 @@ impl LayoutDraft {
         };
         let mut draft = Self {
             place,
-            rights,
-            name: name.to_owned(),
-            partial,
-            parent,
+            spot,
             top,
             file,
             owner,
@@ -136,7 +127,8 @@ impl LayoutDraft {
                 self.file.write_all(MARK_TEXT)?;
                 for directory in ["blobs", BLOBS] {
                     let mode = Mode::from_bits_truncate(0o777);
-                    self.rights
+                    self.spot
+                        .rights
                         .make_directory(top.as_fd(), directory, mode)
                         .context(|| self.cannot())?;
                 }
@@ -178,7 +170,8 @@ impl LayoutDraft {
                 self.pad(size)?;
             }
             Some(top) => {
-                self.rights
+                let rights = self.spot.rights;
+                rights
                     .rename(top.as_fd(), NEXT, blob(&sha256).as_str(), true)
                     .context(|| self.cannot())?;
             }
@@ -255,10 +248,9 @@ impl LayoutDraft {
             }
         }
         self.publish()?;
-        let (at, flags) = (self.parent.as_fd(), OFlag::O_RDONLY | OFlag::O_DIRECTORY);
-        let (mode, resolve) = (Mode::empty(), ResolveFlag::empty());
+        let (at, flags) = (&self.spot.parent, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
         // A directory may be writable but not readable.
-        if let Ok(parent) = self.rights.open(Some(at), ".", flags, mode, resolve) {
+        if let Ok(parent) = self.spot.open(at, ".", flags) {
             nix::unistd::fsync(parent)?;
         }
         Ok(())
@@ -305,38 +297,40 @@ impl LayoutDraft {
 
     /// Renames the layout to its final name, which must still be free.
     fn publish(&self) -> Result<()> {
-        let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
-        let name = self.name.as_os_str();
-        match self.rights.rename(at, partial, name, false) {
+        let Spot {
+            rights,
+            parent,
+            partial,
+            ..
+        } = &self.spot;
+        let (at, partial) = (parent.as_fd(), partial.as_str());
+        let name = self.place.file_name().unwrap_or_default();
+        match rights.rename(at, partial, name, false) {
             Ok(()) => return Ok(()),
             Err(nix::Error::EEXIST) => return Err(refusing_overwrite(&self.place)),
             // FAT through FUSE supports neither `RENAME_NOREPLACE` nor links. A directory replaces only an empty one.
             Err(nix::Error::EPERM | nix::Error::EINVAL | nix::Error::ENOTSUP) => {}
             Err(error) => return Err(error).context(|| self.cannot()),
         }
-        if self.rights.exists(at, name) {
+        if rights.exists(at, name) {
             return Err(refusing_overwrite(&self.place));
         }
-        self.rights
+        rights
             .rename(at, partial, name, true)
             .context(|| self.cannot())
     }
 
     fn directory(&self, top: &OwnedFd, below: &str) -> Result<OwnedFd> {
-        let (flags, mode) = (OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty());
-        self.rights
-            .open(Some(top.as_fd()), below, flags, mode, beneath::BELOW)
-            .context(|| self.cannot())
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let opened = self.spot.open(top, below, flags);
+        opened.context(|| self.cannot())
     }
 
     /// Creates a file in the directory, or truncates the file that an earlier layer left.
     fn create(&self, top: &OwnedFd, below: &str) -> Result<fs::File> {
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW;
-        let mode = Mode::from_bits_truncate(0o666);
-        let file = self
-            .rights
-            .open(Some(top.as_fd()), below, flags, mode, beneath::BELOW)
-            .context(|| self.cannot())?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC;
+        let file = self.spot.open(top, below, flags);
+        let file = file.context(|| self.cannot())?;
         self.set_owner(file.as_fd())?;
         Ok(fs::File::from_parts(file.into(), self.place.join(below)))
     }
@@ -357,32 +351,34 @@ impl LayoutDraft {
 impl Drop for LayoutDraft {
     fn drop(&mut self) {
         // After `publish` the temporary name no longer exists. The next command removes what cannot be removed now.
-        let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
+        let (at, partial) = (self.spot.parent.as_fd(), self.spot.partial.as_str());
         match self.top {
-            None => drop(self.rights.unlink(at, partial, false)),
-            Some(_) => drop(self.rights.remove_tree(at, partial)),
+            None => drop(self.spot.rights.unlink(at, partial, false)),
+            Some(_) => drop(self.spot.rights.remove_tree(at, partial)),
         }
     }
 }
 
 /// The parent directory and temporary name of a new layout.
-struct Spot<'a> {
+#[derive(Debug)]
+struct Spot {
+    /// The user's rights, because the user chose the path.
     rights: &'static Rights,
-    parent: BorrowedFd<'a>,
-    partial: &'a str,
+    parent: OwnedFd,
+    partial: String,
     /// Its path in messages.
     path: PathBuf,
 }
 
-impl Spot<'_> {
-    fn open(&self, at: BorrowedFd<'_>, name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
+impl Spot {
+    fn open(&self, at: &OwnedFd, name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
         let mode = match flags.contains(OFlag::O_CREAT) {
             true => Mode::from_bits_truncate(0o666),
             false => Mode::empty(),
         };
         let flags = flags | OFlag::O_NOFOLLOW;
         self.rights
-            .open(Some(at), name, flags, mode, beneath::BELOW)
+            .open(Some(at.as_fd()), name, flags, mode, beneath::BELOW)
     }
 
     fn cannot(&self) -> String {
@@ -391,7 +387,7 @@ impl Spot<'_> {
 
     fn open_archive(&self) -> Result<fs::File> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NONBLOCK;
-        let file = match self.open(self.parent, self.partial, flags) {
+        let file = match self.open(&self.parent, &self.partial, flags) {
             Err(errno @ (nix::Error::EACCES | nix::Error::EPERM | nix::Error::EROFS)) => {
                 let parent = self.path.parent().unwrap_or(Path::new("."));
                 return Err(self.rights.refused(parent, errno));
@@ -415,7 +411,7 @@ impl Spot<'_> {
             return Err(refusing_overwrite(&self.path));
         }
         // The previous lock holder may have renamed the file in the meantime.
-        let named = self.open(self.parent, self.partial, OFlag::O_PATH);
+        let named = self.open(&self.parent, &self.partial, OFlag::O_PATH);
         let named = named.and_then(|named| nix::sys::stat::fstat(&named));
         if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (found.dev(), found.ino())) {
             return Err(busy(&self.path));
@@ -430,12 +426,13 @@ impl Spot<'_> {
         let directory = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let marked = OFlag::O_RDWR | OFlag::O_NONBLOCK;
         let file = |mark: OwnedFd| fs::File::from_parts(mark.into(), self.path.join(MARK));
+        let (parent, partial) = (self.parent.as_fd(), self.partial.as_str());
         // The first attempt may only remove a killed command's leftover.
         for _ in 0..2 {
-            let made = self.rights.make_directory(self.parent, self.partial, mode);
+            let made = self.rights.make_directory(parent, partial, mode);
             let top = match made {
                 Ok(()) | Err(nix::Error::EEXIST) => {
-                    match self.open(self.parent, self.partial, directory) {
+                    match self.open(&self.parent, partial, directory) {
                         Err(nix::Error::ELOOP | nix::Error::ENOTDIR) => {
                             return Err(refusing_overwrite(&self.path));
                         }
@@ -449,25 +446,23 @@ impl Spot<'_> {
             };
             if made.is_ok() {
                 let new = marked | OFlag::O_CREAT | OFlag::O_EXCL;
-                let mark = self
-                    .open(top.as_fd(), MARK, new)
-                    .context(|| self.cannot())?;
+                let mark = self.open(&top, MARK, new).context(|| self.cannot())?;
                 let mark = file(mark);
                 lock(&mark)?;
                 return Ok((mark, Some(top)));
             }
-            match self.open(top.as_fd(), MARK, marked) {
+            match self.open(&top, MARK, marked) {
                 Ok(mark) => {
                     let mark = file(mark);
                     lock(&mark)?;
                     self.rights
-                        .remove_tree(self.parent, self.partial)
+                        .remove_tree(parent, partial)
                         .context(|| self.cannot())?;
                 }
                 // The command was killed before it made its first file.
                 Err(nix::Error::ENOENT) => self
                     .rights
-                    .unlink(self.parent, self.partial, true)
+                    .unlink(parent, partial, true)
                     .context(|| self.cannot())?,
                 Err(error) => return Err(error).context(|| self.cannot()),
             }
