@@ -20,7 +20,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
-use super::{DiskUsage, charge};
+use super::{DiskUsage, charge, errno};
 use crate::tree::btrfs::{file_system_id, is_btrfs};
 use crate::tree::btrfs_search::{EXTENT_DATA, HEADER, Item, Key, Search};
 
@@ -193,9 +193,7 @@ impl Extents {
         loop {
             let answer = &mut *self.answer;
             answer.key = extents_of(stat.stx_ino, next);
-            answer
-                .run(file.directory, u32::MAX)
-                .map_err(|error| Errno::from_raw_os_error(error as i32))?;
+            answer.run(file.directory, u32::MAX).map_err(errno)?;
             let mut bytes = 0;
             for item in answer.items() {
                 bytes += item.body.len() + HEADER;
@@ -236,7 +234,7 @@ impl Extents {
             match unsafe { ioctl::fiemap(file.as_fd().as_raw_fd(), (&raw mut *map).cast()) } {
                 // A file system without this query cannot share anything.
                 Err(nix::Error::EOPNOTSUPP | nix::Error::ENOTTY) => return Ok(all),
-                other => other.map_err(|error| Errno::from_raw_os_error(error as i32))?,
+                other => other.map_err(errno)?,
             };
             let extents = map.extents();
             for extent in extents {
@@ -380,9 +378,7 @@ impl Subvolume {
         while let Some((inode, kind, offset)) = next {
             let key = &mut answer.key;
             (key.objectid[0], key.kind[0], key.offset[0]) = (inode, kind, offset);
-            answer
-                .run(directory, u32::MAX)
-                .map_err(|error| Errno::from_raw_os_error(error as i32))?;
+            answer.run(directory, u32::MAX).map_err(errno)?;
             next = None;
             for item in answer.items() {
                 next = item.after();

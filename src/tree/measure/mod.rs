@@ -139,6 +139,11 @@ fn charge(
     }
 }
 
+/// Returns the error in the type of the calls that the walk makes.
+fn errno(error: nix::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_raw_os_error(error as i32)
+}
+
 /// A path that could not be read.
 #[derive(Debug)]
 pub struct Problem {

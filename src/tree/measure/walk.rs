@@ -16,15 +16,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::resource::{Resource, getrlimit};
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, openat, openat2,
-    statx,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
 use super::extents::{Extents, Queried, QueryMethod, Spaces, Subvolume};
 use super::links::{Link, Links};
-use super::{DiskUsage, MeasureOptions, Root, Usage};
+use super::{DiskUsage, MeasureOptions, Root, Usage, errno};
+use crate::sys::beneath;
 use crate::tree::work_queue::Queue;
 
 /// Buffer size of a listing call: one to two thousand entries.
@@ -330,14 +328,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         } else {
             below.push(b'/');
             below.extend_from_slice(name.to_bytes());
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-            loop {
-                // The kernel could not rule out an escape, because something was renamed meanwhile.
-                match openat2(&parent.open.fd, &*below, LIST_FLAGS, Mode::empty(), resolve) {
-                    Err(Errno::AGAIN) => {}
-                    other => break other,
-                }
-            }
+            beneath::open_dir(&parent.open.fd, &below[..]).map_err(errno)
         };
         let path = || parent.path.join(OsStr::from_bytes(name.to_bytes()));
         let fd = match opened {
