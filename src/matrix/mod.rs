@@ -12,9 +12,8 @@ pub(crate) mod slurm;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use serde::Deserialize;
-
 use crate::plan::ids::EnvName;
+use crate::plan::{Action, PlanStep};
 use crate::rocm::target::{self, Target};
 use crate::sys::error::Result;
 
@@ -128,27 +127,9 @@ pub(crate) fn check_outputs(outputs: &[(PathBuf, EnvName)]) -> Result<()> {
     Ok(())
 }
 
-/// The fields of a step that `plan --json` reports.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct PlannedStep {
-    pub name: String,
-    pub key: String,
-    /// `hit` if the step's snapshot exists, else another action.
-    pub action: String,
-    /// The step runs even if its snapshot exists.
-    #[serde(default)]
-    pub again: bool,
-}
-
-impl PlannedStep {
-    fn is_there(&self) -> bool {
-        self.action == "hit"
-    }
-}
-
 /// Returns the number of leading steps whose keys are equal in all plans and that `up` builds once for all; 0 for a
 /// single plan.
-pub(crate) fn common(plans: &[Vec<PlannedStep>]) -> usize {
+pub(crate) fn common(plans: &[Vec<PlanStep>]) -> usize {
     let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
         return 0;
     };
@@ -156,7 +137,7 @@ pub(crate) fn common(plans: &[Vec<PlannedStep>]) -> usize {
         plans.iter().all(|plan| {
             plan.get(*position).is_some_and(|step| {
                 // A step with `again` runs in each env, and a step after `--until` in none.
-                let is_built = !step.again && step.action != "later";
+                let is_built = !step.again && step.action != Action::Later;
                 is_built && step.key == first[*position].key
             })
         })
@@ -225,15 +206,9 @@ mod tests {
 
     #[test]
     fn what_all_plans_begin_with_is_common() {
-        let plan = |keys: &str| -> Vec<PlannedStep> {
-            keys.chars()
-                .map(|key| PlannedStep {
-                    name: key.to_string(),
-                    key: key.to_string(),
-                    action: "run".to_owned(),
-                    again: false,
-                })
-                .collect()
+        let plan = |keys: &str| -> Vec<PlanStep> {
+            let step = |key: char| PlanStep::sample(&key.to_string(), key, Action::Run);
+            keys.chars().map(step).collect()
         };
         for (plans, count) in [
             (&["abx", "aby", "abz"][..], 2),
@@ -251,7 +226,7 @@ mod tests {
         assert_eq!(common(&plans), 2);
         plans
             .iter_mut()
-            .for_each(|steps| steps[1].action = "later".to_owned());
+            .for_each(|steps| steps[1].action = Action::Later);
         assert_eq!(common(&plans), 1);
     }
 }

@@ -4,7 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::PlannedStep;
+use crate::plan::{Action, PlanStep};
+use crate::sys::name::StepName;
 
 /// The progress of several envs.
 ///
@@ -22,7 +23,7 @@ type Place = usize;
 
 #[derive(Debug)]
 struct Env {
-    steps: Vec<(Place, String)>,
+    steps: Vec<(Place, StepName)>,
     /// Number of steps that the env itself has snapshots of.
     has: usize,
     state: State,
@@ -48,28 +49,28 @@ pub(crate) struct Shared {
     /// Indices of the envs, including the env that builds.
     pub envs: Vec<usize>,
     /// Name of the last shared step.
-    pub until: String,
+    pub until: StepName,
     /// Number of steps to build.
     pub steps: usize,
 }
 
 impl Scheduler {
     /// Creates a scheduler for the envs of these plans. An env without a plan is never scheduled.
-    pub(crate) fn new(plans: &[Option<Vec<PlannedStep>>]) -> Self {
+    pub(crate) fn new(plans: &[Option<Vec<PlanStep>>]) -> Self {
         let mut places = BTreeMap::new();
         let mut built = BTreeSet::new();
-        let mut env = |(index, plan): (usize, &Option<Vec<PlannedStep>>)| {
+        let mut env = |(index, plan): (usize, &Option<Vec<PlanStep>>)| {
             let (mut steps, mut has, mut before) = (Vec::new(), 0, None);
             let asked = plan.iter().flatten();
-            let asked = asked.take_while(|step| step.action != "later");
+            let asked = asked.take_while(|step| step.action != Action::Later);
             // A skipped step is part of no key.
-            for step in asked.filter(|step| step.action != "skip") {
+            for step in asked.filter(|step| step.action != Action::Skip) {
                 // A step with `again` runs in each env, so it is never shared.
                 let own = step.again.then_some(index);
                 let next = places.len();
                 let place = places.entry((before, step.key.clone(), own));
                 let place = *place.or_insert(next);
-                if step.is_there() {
+                if step.action == Action::Hit {
                     has += 1;
                     built.insert(place);
                 }
@@ -184,7 +185,7 @@ mod tests {
 
     /// Parses a plan: an upper case key exists, `-` is skipped, `!` marks a step that runs again, and keys after `.`
     /// come later.
-    fn plan(keys: &str) -> Vec<PlannedStep> {
+    fn plan(keys: &str) -> Vec<PlanStep> {
         let (mut later, mut again) = (false, false);
         let mut steps = Vec::new();
         for (position, key) in keys.chars().enumerate() {
@@ -192,16 +193,15 @@ mod tests {
             again |= key == '!';
             let action = match key {
                 '.' | '!' => continue,
-                _ if later => "later",
-                '-' => "skip",
-                'A'..='Z' => "hit",
-                _ => "run",
+                _ if later => Action::Later,
+                '-' => Action::Skip,
+                'A'..='Z' => Action::Hit,
+                _ => Action::Run,
             };
-            steps.push(PlannedStep {
-                name: format!("step{position}"),
-                key: key.to_ascii_lowercase().to_string(),
-                action: action.to_owned(),
+            let name = format!("step{position}");
+            steps.push(PlanStep {
                 again,
+                ..PlanStep::sample(&name, key.to_ascii_lowercase(), action)
             });
         }
         steps

@@ -18,7 +18,7 @@ pub(crate) mod time_left;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::sys::name::StepName;
 use ids::{LayerId, StepKey};
@@ -108,7 +108,7 @@ pub(crate) struct StepOptions {
 }
 
 /// What happens to a step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Action {
     /// Its layer exists.
@@ -122,18 +122,33 @@ pub(crate) enum Action {
     Later,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A step of a plan. A matrix reads it from the plan of each env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PlanStep {
     pub name: StepName,
     /// Key of the step, if it has one.
-    #[serde(serialize_with = "ids::or_empty::serialize")]
+    #[serde(with = "ids::or_empty")]
     pub key: Option<StepKey>,
     pub action: Action,
     /// The reason, in a few words.
     pub why: String,
     /// It runs even if its snapshot exists, so another env's snapshot must not be used.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub again: bool,
+}
+
+#[cfg(test)]
+impl PlanStep {
+    /// Makes a step whose key is `key`, for tests.
+    pub(crate) fn sample(name: &str, key: char, action: Action) -> Self {
+        Self {
+            name: name.into(),
+            key: Some(key.to_string().as_str().into()),
+            action,
+            why: String::new(),
+            again: false,
+        }
+    }
 }
 
 /// Origin of the build volumes when the first step runs.

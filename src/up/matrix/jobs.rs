@@ -68,7 +68,7 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
         (count @ 1.., Some(cell), Some(plan)) => Some(Common {
             env: plan.env.to_string(),
             up: [&cell.args[..], &["--gpu".to_owned(), "none".to_owned()]].concat(),
-            until: steps[0][count - 1].name.clone(),
+            until: steps[0][count - 1].name.to_string(),
             runner: runners.build().to_vec(),
         }),
         _ => None,

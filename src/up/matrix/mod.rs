@@ -14,7 +14,8 @@ use serde::Serialize;
 
 use self::rockenv_command::{EnvPlan, RockenvCommand, UpEvents};
 use crate::matrix::scheduler::{ScheduledUp, Scheduler};
-use crate::matrix::{Cell, PlannedStep, check_names, check_outputs};
+use crate::matrix::{Cell, check_names, check_outputs};
+use crate::plan::PlanStep;
 use crate::plan::ids::EnvName;
 use crate::profile;
 use crate::store::Store;
@@ -237,7 +238,7 @@ fn plan_all(
     rockenv: &RockenvCommand<'_>,
     cells: &[Cell],
     envs: &mut [EnvResult],
-) -> Result<Vec<Option<Vec<PlannedStep>>>> {
+) -> Result<Vec<Option<Vec<PlanStep>>>> {
     let mut plans = Vec::new();
     let mut told = BTreeSet::new();
     let mut outputs = Vec::new();
@@ -422,7 +423,7 @@ impl Progress<'_> {
             self.common.push(CommonSteps {
                 env,
                 envs: self.names(&shared.envs),
-                until: shared.until.clone(),
+                until: shared.until.to_string(),
                 steps: shared.steps,
                 wall_ms,
                 disk_delta: events.disk_delta,

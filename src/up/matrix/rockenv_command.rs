@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::matrix::Cell;
 use crate::matrix::jobs::take_option;
-use crate::matrix::{Cell, PlannedStep};
+use crate::plan::PlanStep;
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::{Host, working_directory};
@@ -33,7 +34,7 @@ pub(super) struct EnvPlan {
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Steps {
-    pub steps: Vec<PlannedStep>,
+    pub steps: Vec<PlanStep>,
 }
 
 /// What the events of one `up` reported.
