@@ -170,7 +170,7 @@ impl BuildForecast {
     /// Returns the number of jobs for the rest of the build: those `used` lately if further commands could run, because
     /// memory or other envs need the others, or else its maximum, `jobs`.
     pub(crate) fn jobs(&self, jobs: usize, used: Option<usize>) -> usize {
-        let used = used.filter(|used| self.ready().len() > *used);
+        let used = used.filter(|used| Frontier::of(&self.work).ready.len() > *used);
         used.map_or(jobs, |used| used.min(jobs))
     }
 
@@ -178,7 +178,8 @@ impl BuildForecast {
     pub(crate) fn left(&self, now: Duration, done: usize, jobs: usize) -> TimeLeft {
         let now = now.as_secs_f64();
         let seconds = self.predict();
-        let mut ready = self.ready().into_sorted_vec();
+        let mut frontier = Frontier::of(&self.work);
+        let mut ready = std::mem::take(&mut frontier.ready).into_sorted_vec();
         let mut running = Vec::new();
         for began in self.slots(jobs, now) {
             let elapsed = |at: usize| {
@@ -201,9 +202,9 @@ impl BuildForecast {
             let (_, Reverse(at)) = ready.remove(position);
             running.push((at, elapsed(at)));
         }
-        let ready = BinaryHeap::from(ready);
+        frontier.ready = ready.into();
         let likely = match self.exact {
-            true => self.simulate(&seconds, running, ready, jobs),
+            true => frontier.simulate(&seconds, running, jobs),
             false => self.share(&seconds, done, jobs),
         };
         let range = self.uncertainty(&seconds).clamp(RANGE.0, RANGE.1);
@@ -237,33 +238,6 @@ impl BuildForecast {
         slots.iter().map(|free| free.min(now)).collect()
     }
 
-    /// Returns the commands that can run, in ninja's order.
-    fn ready(&self) -> BinaryHeap<(u32, Reverse<usize>)> {
-        let mut met = vec![false; self.work.len()];
-        let mut open: Vec<usize> = Vec::new();
-        let mut waiting: Vec<usize> = self.work.iter().map(|work| work.needs.len()).collect();
-        let mut ready = BinaryHeap::new();
-        open.extend((0..waiting.len()).filter(|at| waiting[*at] == 0));
-        while let Some(at) = open.pop() {
-            let work = &self.work[at];
-            if work.runs && work.ended.is_none() {
-                if work.member {
-                    ready.push((work.priority, Reverse(at)));
-                }
-                continue;
-            }
-            if !std::mem::replace(&mut met[at], true) {
-                for next in &work.needed_by {
-                    waiting[*next] -= 1;
-                    if waiting[*next] == 0 {
-                        open.push(*next);
-                    }
-                }
-            }
-        }
-        ready
-    }
-
     /// Returns the predicted time of each command, in seconds.
     fn predict(&self) -> Vec<f64> {
         let predict = |work: &Work| {
@@ -278,62 +252,6 @@ impl BuildForecast {
             work.usual * ratio
         };
         self.work.iter().map(predict).collect()
-    }
-
-    /// Simulates the rest of the build as ninja runs it, and returns its time.
-    fn simulate(
-        &self,
-        seconds: &[f64],
-        begun: Vec<(usize, f64)>,
-        mut ready: BinaryHeap<(u32, Reverse<usize>)>,
-        jobs: usize,
-    ) -> f64 {
-        // Integer microseconds, because floats have no total order.
-        let micros = |seconds: f64| (seconds * 1e6) as u64;
-        let is_over = |at: usize| !self.work[at].runs || self.work[at].ended.is_some();
-        let mut waiting: Vec<usize> = self.work.iter().map(|work| work.needs.len()).collect();
-        let mut running = BinaryHeap::new();
-        let mut seen = vec![false; self.work.len()];
-        for (_, Reverse(at)) in &ready {
-            seen[*at] = true;
-        }
-        for (at, elapsed) in begun {
-            seen[at] = true;
-            // The longer it has been running, the longer it will.
-            let more = if self.work[at].known { 0.1 } else { 0.3 };
-            let left = (seconds[at] - elapsed).max(elapsed * more);
-            running.push(Reverse((micros(left), at)));
-        }
-        let mut open: Vec<usize> = (0..waiting.len())
-            .filter(|at| waiting[*at] == 0 && is_over(*at))
-            .collect();
-        let mut now: u64 = 0;
-        loop {
-            while let Some(at) = open.pop() {
-                for next in &self.work[at].needed_by {
-                    waiting[*next] -= 1;
-                    let work = &self.work[*next];
-                    if waiting[*next] > 0 || seen[*next] {
-                        continue;
-                    }
-                    if is_over(*next) {
-                        open.push(*next);
-                    } else if work.member {
-                        ready.push((work.priority, Reverse(*next)));
-                    }
-                }
-            }
-            while running.len() < jobs
-                && let Some((_, Reverse(at))) = ready.pop()
-            {
-                running.push(Reverse((now.saturating_add(micros(seconds[at])), at)));
-            }
-            let Some(Reverse((end, at))) = running.pop() else {
-                return now as f64 / 1e6;
-            };
-            now = end;
-            open.push(at);
-        }
     }
 
     /// Estimates the time left from the number of remaining commands alone.
@@ -372,6 +290,82 @@ impl BuildForecast {
             error * error
         });
         errors.sum::<f64>().sqrt() / f64::max(all, 1e-9)
+    }
+}
+
+/// The state of a build: the commands that can run, and how many needs the others wait for.
+#[derive(Debug)]
+struct Frontier<'f> {
+    work: &'f [Work],
+    waiting: Vec<usize>,
+    /// In ninja's order.
+    ready: BinaryHeap<(u32, Reverse<usize>)>,
+}
+
+impl<'f> Frontier<'f> {
+    /// Returns the state after the commands that have ended.
+    fn of(work: &'f [Work]) -> Self {
+        let mut frontier = Self {
+            work,
+            waiting: work.iter().map(|work| work.needs.len()).collect(),
+            ready: BinaryHeap::new(),
+        };
+        for (at, work) in work.iter().enumerate() {
+            if work.needs.is_empty() && frontier.reach(at) {
+                frontier.end(at);
+            }
+        }
+        frontier
+    }
+
+    /// Takes a command that waits for nothing. Returns whether it need not run.
+    fn reach(&mut self, at: usize) -> bool {
+        let work = &self.work[at];
+        let is_over = !work.runs || work.ended.is_some();
+        if !is_over && work.member {
+            self.ready.push((work.priority, Reverse(at)));
+        }
+        is_over
+    }
+
+    /// Ends a command, and then those that wait for nothing else and need not run.
+    fn end(&mut self, at: usize) {
+        let work = self.work;
+        let mut over = vec![at];
+        while let Some(at) = over.pop() {
+            for &next in &work[at].needed_by {
+                self.waiting[next] -= 1;
+                if self.waiting[next] == 0 && self.reach(next) {
+                    over.push(next);
+                }
+            }
+        }
+    }
+
+    /// Simulates the rest of the build as ninja runs it, and returns its time.
+    fn simulate(mut self, seconds: &[f64], begun: Vec<(usize, f64)>, jobs: usize) -> f64 {
+        // Integer microseconds, because floats have no total order.
+        let micros = |seconds: f64| (seconds * 1e6) as u64;
+        let mut running = BinaryHeap::new();
+        for (at, elapsed) in begun {
+            // The longer it has been running, the longer it will.
+            let more = if self.work[at].known { 0.1 } else { 0.3 };
+            let left = (seconds[at] - elapsed).max(elapsed * more);
+            running.push(Reverse((micros(left), at)));
+        }
+        let mut now: u64 = 0;
+        loop {
+            while running.len() < jobs
+                && let Some((_, Reverse(at))) = self.ready.pop()
+            {
+                running.push(Reverse((now.saturating_add(micros(seconds[at])), at)));
+            }
+            let Some(Reverse((end, at))) = running.pop() else {
+                return now as f64 / 1e6;
+            };
+            now = end;
+            self.end(at);
+        }
     }
 }
 
