@@ -68,11 +68,7 @@ impl TerminalState {
                 self.show_title(&mut out, "up");
             }
             Event::StepStarted {
-                index,
-                total,
-                name,
-                cached: false,
-                ..
+                index, total, name, ..
             } => self.show_title(&mut out, &format!("{index}/{total} {}", escape(name))),
             Event::Finished { outcome, .. } => {
                 out.push_str(&self.clear());

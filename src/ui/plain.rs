@@ -41,11 +41,7 @@ impl Plain {
         }
         match event {
             Event::StepStarted {
-                index,
-                total,
-                name,
-                cached: false,
-                ..
+                index, total, name, ..
             } => {
                 let title = title(*index, *total, name);
                 let text = format!("{title} …\n");

@@ -157,11 +157,7 @@ impl Reporter {
     fn emit_to_ci(&self, event: &Event) -> bool {
         match event {
             Event::StepStarted {
-                index,
-                total,
-                name,
-                cached: false,
-                ..
+                index, total, name, ..
             } => self.ui.begin_section(&title(*index, *total, name)),
             Event::StepFinished { .. } | Event::Finished { .. } => self.ui.end_section(),
             Event::Warning { message } => {

@@ -57,12 +57,9 @@ impl RunProgress {
                 });
                 self.steps = steps.collect();
             }
-            Event::StepStarted { index, cached, .. } => {
+            Event::StepStarted { index, .. } => {
                 if let Some(step) = self.steps.get_mut(index) {
-                    step.state = match cached {
-                        true => State::Over,
-                        false => State::Running(now),
-                    };
+                    step.state = State::Running(now);
                 }
             }
             Event::Ninja {

@@ -185,20 +185,13 @@ impl Bars {
                 state.lines.insert(Key::Run, moving);
             }
             Event::StepStarted {
-                index,
-                total,
-                name,
-                cached: false,
-                ..
+                index, total, name, ..
             } => {
                 let mut moving = self.add(state, title(*index, *total, name));
                 if !self.verbose {
                     moving.below = Some(self.add_below(&moving.bar));
                 }
                 state.lines.insert(Key::Step(*index), moving);
-            }
-            Event::Output { index, line, .. } => {
-                self.output_to(state, *index, std::slice::from_ref(line));
             }
             Event::Ninja {
                 index, done, total, ..
@@ -252,12 +245,9 @@ impl Bars {
     /// Shows several lines of output with one draw: a draw per line would take longer than the build.
     pub(super) fn output(&self, index: u32, lines: &[String]) {
         let mut state = lock(&self.state);
-        if !state.closed {
-            self.output_to(&mut state, index, lines);
+        if state.closed {
+            return;
         }
-    }
-
-    fn output_to(&self, state: &mut State, index: u32, lines: &[String]) {
         if self.verbose {
             self.print(&escape_lines(&lines.join("\n")));
         } else if let (Some(moving), Some(line)) =
@@ -418,7 +408,7 @@ mod tests {
 
     use indicatif::TermLike;
 
-    use super::super::event::{Cost, Outcome, Stream, samples};
+    use super::super::event::{Cost, Outcome, samples};
     use super::*;
 
     /// An 80-column terminal that records its output.
@@ -481,11 +471,7 @@ mod tests {
             left_ms: Some(61_000),
             range_ms: None,
         });
-        bars.event(&Event::Output {
-            index: 2,
-            stream: Stream::Stdout,
-            line: format!("first \x1b[2J {}", "long ".repeat(100)),
-        });
+        bars.output(2, &[format!("first \x1b[2J {}", "long ".repeat(100))]);
         std::thread::sleep(TICK * 2);
         bars.print("a warning\n");
         let cost = Cost {

@@ -137,11 +137,7 @@ impl RockenvCommand<'_> {
         let say = |text: String| self.cx.ui.note(&format!("{env}: {text}"));
         match event {
             Event::StepStarted {
-                index,
-                total,
-                name,
-                cached: false,
-                ..
+                index, total, name, ..
             } => say(format!("step {index}/{total} {name}")),
             Event::StepFinished {
                 name,
