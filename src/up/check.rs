@@ -8,7 +8,7 @@ use super::hooks;
 use super::select::machine_targets;
 use crate::engine::choose::engine_of_new_env;
 use crate::image::catalog;
-use crate::plan::resolve::{self, BaseImage, Fingerprint, Inputs, Spec};
+use crate::plan::resolve::{self, BaseImage, Inputs, Spec};
 use crate::profile::hook::{self, Hook};
 use crate::profile::{
     self, Action, Problem, Profile, ProfileDraft, UnreadPart, VolumeKind, copy_key,
@@ -210,9 +210,7 @@ fn inputs(
         image: BaseImage::Unbuilt(unseen()),
         image_env: BTreeMap::new(),
         file_digests: copied.map(|key| (key, unseen())).collect(),
-        fingerprints: sources
-            .map(|name| (name.clone(), Fingerprint::Known(unseen())))
-            .collect(),
+        fingerprints: sources.map(|name| (name.clone(), Some(unseen()))).collect(),
         prints: BTreeMap::new(),
         excluded: None,
         declared: Vec::new(),

@@ -10,9 +10,7 @@ use super::request::UpRequest;
 use crate::engine::ninja;
 use crate::plan::Plan;
 use crate::plan::lockfile::{self, Choices, Fetched, Lockfile};
-use crate::plan::resolve::{
-    self, BaseImage, BuildUser, Fingerprint, Inputs, Spec, Step, VolumeSource,
-};
+use crate::plan::resolve::{self, BaseImage, BuildUser, Inputs, Spec, Step, VolumeSource};
 use crate::profile::Profile;
 use crate::profile::hook::Patch;
 use crate::remote::{self, LATEST};
@@ -191,8 +189,7 @@ pub(crate) fn apply_choices(
     inputs.image = BaseImage::Known(lock.image.key.clone());
     inputs.image_env.clone_from(&lock.image.env);
     let prints = lock.source.iter();
-    let prints =
-        prints.map(|(name, source)| (name.clone(), Fingerprint::Known(source.fingerprint())));
+    let prints = prints.map(|(name, source)| (name.clone(), Some(source.fingerprint())));
     inputs.fingerprints.extend(prints);
     let volumes = resolve::volumes(&selection.profile, inputs)?;
     differences.extend(lockfile::sources(lock, &volumes));
@@ -254,11 +251,7 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
     };
     // Parts of a source have fingerprints of their own, which need the source.
     let prints = &inputs.fingerprints;
-    let known = |name: &String| {
-        prints
-            .get(name)
-            .is_some_and(|print| print.known().is_some())
-    };
+    let known = |name: &String| prints.get(name).is_some_and(Option::is_some);
     let mut needed = selection.profile.steps.iter().flat_map(|step| &step.inputs);
     if !needed.all(known) {
         return Ok(());

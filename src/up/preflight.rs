@@ -463,7 +463,7 @@ mod tests {
                 .steps
                 .iter()
                 .flat_map(|step| step.inputs.clone())
-                .map(|input| (input, resolve::Fingerprint::Known("f".to_owned())))
+                .map(|input| (input, Some("f".to_owned())))
                 .collect(),
             hooks: super::super::hooks::facts(&hooks.collect()).unwrap(),
             ..resolve::tests_inputs()

@@ -11,9 +11,7 @@ use super::observe::plan_for;
 use super::select::Selection;
 use super::{Finished, Run, base_image, checkout, hooks, locked, summary};
 use crate::execute::Ended;
-use crate::plan::resolve::{
-    self, BaseImage, Fingerprint, Inputs, Spec, VolumeKind, VolumeSource, is_untracked,
-};
+use crate::plan::resolve::{self, BaseImage, Inputs, Spec, VolumeKind, VolumeSource, is_untracked};
 use crate::plan::{Action, Observed, Plan, PlanStep, StepOptions, lockfile};
 use crate::profile::hook::Hook;
 use crate::profile::{self, Profile};
@@ -151,7 +149,7 @@ impl<'a> Gathered<'a> {
                 for input in self.inputs_in(name) {
                     // A lock file may have provided it without the source.
                     let print = self.inputs.fingerprints.entry(input);
-                    print.or_insert(Fingerprint::Absent);
+                    print.or_insert(None);
                 }
                 continue;
             };
@@ -210,9 +208,7 @@ impl<'a> Gathered<'a> {
                 "" => whole(at)?,
                 path => git.fingerprint_of(at, Path::new(path), None)?,
             };
-            self.inputs
-                .fingerprints
-                .insert(input, Fingerprint::Known(print));
+            self.inputs.fingerprints.insert(input, Some(print));
         }
         Ok(())
     }
@@ -223,7 +219,7 @@ impl<'a> Gathered<'a> {
         for step in spec.steps.iter().filter(|step| step.fingerprints.is_some()) {
             let known = self.inputs.prints.get(&step.key);
             let inputs = step.inputs.iter();
-            let mut prints = inputs.filter_map(|name| self.inputs.fingerprints.get(name)?.known());
+            let mut prints = inputs.filter_map(|name| self.inputs.fingerprints.get(name)?.as_ref());
             let blind = prints.any(|print| is_untracked(print));
             let own: Vec<String> = known.map_or_else(Vec::new, |prints| {
                 let all = prints.artifacts.iter();

@@ -86,7 +86,10 @@ pub(super) fn chain(
 
 fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
     let print = |name: &String| match inputs.fingerprints.get(name) {
-        Some(print) => Ok((name.clone(), print.to_string())),
+        Some(print) => {
+            let print = print.as_deref().unwrap_or("absent");
+            Ok((name.clone(), print.to_owned()))
+        }
         None => Err(unexpected!("no fingerprint of the volume `{name}`")),
     };
     step.inputs.iter().map(print).collect()

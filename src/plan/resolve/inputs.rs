@@ -43,8 +43,8 @@ pub(crate) struct Inputs {
     pub image_env: BTreeMap<String, String>,
     /// Digests of copied files: `profile::copy_files(..)?.digests()`.
     pub file_digests: BTreeMap<String, String>,
-    /// Fingerprints of the source volumes in steps' `inputs`, by volume.
-    pub fingerprints: BTreeMap<String, Fingerprint>,
+    /// Fingerprints of steps' `inputs`; `None` for a source that does not exist yet: the keys of steps will change.
+    pub fingerprints: BTreeMap<String, Option<String>>,
     /// TheRock's fingerprints, by the key of the step that made them.
     pub prints: BTreeMap<StepKey, ArtifactFingerprints>,
     /// The named targets as a checkout declares them.
@@ -79,33 +79,6 @@ impl fmt::Display for BaseImage {
         match self {
             Self::Known(key) => key.fmt(f),
             Self::Unbuilt(recipe) => write!(f, "unbuilt {recipe}"),
-        }
-    }
-}
-
-/// Identifies the content of a source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fingerprint {
-    Known(String),
-    /// The source does not exist yet: the keys of steps will change.
-    Absent,
-}
-
-impl Fingerprint {
-    pub(crate) fn known(&self) -> Option<&String> {
-        match self {
-            Self::Known(print) => Some(print),
-            Self::Absent => None,
-        }
-    }
-}
-
-/// The form in keys.
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Known(print) => print.fmt(f),
-            Self::Absent => f.write_str("absent"),
         }
     }
 }

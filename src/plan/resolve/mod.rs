@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(crate) use crate::plan::resolve::inputs::{BaseImage, Fingerprint, Inputs};
+pub(crate) use crate::plan::resolve::inputs::{BaseImage, Inputs};
 pub(crate) use crate::plan::resolve::spec::{draft, resolve, volumes};
 pub(crate) use choices_in_effect::{Chosen, by_version, choices, version};
 pub(crate) use hooks::HookFacts;

@@ -87,7 +87,7 @@ pub(crate) fn draft(
     let names = chosen.hooks();
     let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names, problems)?;
     let known = inputs.fingerprints.iter();
-    let known = known.filter_map(|(name, print)| Some((name.clone(), print.known()?.clone())));
+    let known = known.filter_map(|(name, print)| Some((name.clone(), print.clone()?)));
     let base_key = StepKey::base(&inputs.image);
     let open = chain(&mut steps, &base_key, profile, inputs, &volumes, &hooks)?;
     Ok(Spec {

@@ -138,7 +138,7 @@ fn what_is_content_changes_the_key_from_there_on() {
         (inputs!(user: BuildUser::new(1001, 1000)), 1),
         (inputs!(user: BuildUser::new(1000, 1001)), 1),
         (
-            inputs!(fingerprints: [("src".to_owned(), Fingerprint::Known("f2".to_owned()))].into()),
+            inputs!(fingerprints: [("src".to_owned(), Some("f2".to_owned()))].into()),
             2,
         ),
         (inputs!(hooks: [("fix".to_owned(), fix("h2"))].into()), 2),
@@ -245,11 +245,8 @@ run = "f"
 fn configured(source: &str, llvm: Option<&str>, blas: Option<&str>) -> Vec<StepKey> {
     let print = |print: Option<&str>| print.map(str::to_owned);
     let mut inputs = inputs!(fingerprints: [
-            ("src".to_owned(), Fingerprint::Known(source.to_owned())),
-            (
-                "src/requirements.txt".to_owned(),
-                Fingerprint::Known("r1".to_owned()),
-            ),
+            ("src".to_owned(), Some(source.to_owned())),
+            ("src/requirements.txt".to_owned(), Some("r1".to_owned())),
         ]
         .into());
     let spec = resolve(&profile(CONFIGURED), &inputs).unwrap();

@@ -39,7 +39,7 @@ pub(crate) fn inputs() -> Inputs {
         image: BaseImage::Known("image-1".into()),
         image_env: BTreeMap::new(),
         file_digests: [("files:run.sh".to_owned(), "d1".to_owned())].into(),
-        fingerprints: [("src".to_owned(), Fingerprint::Known("f1".to_owned()))].into(),
+        fingerprints: [("src".to_owned(), Some("f1".to_owned()))].into(),
         prints: BTreeMap::new(),
         excluded: None,
         declared: Vec::new(),
