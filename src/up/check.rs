@@ -212,7 +212,7 @@ fn inputs(
         file_digests: copied.map(|key| (key, unseen())).collect(),
         fingerprints: sources.map(|name| (name.clone(), Some(unseen()))).collect(),
         prints: BTreeMap::new(),
-        excluded: None,
+        checkout: None,
         declared: Vec::new(),
         hooks: hooks::facts(hooks)?,
     })

@@ -44,12 +44,7 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
         )
         .help(hint));
     }
-    let excluded = checkout.targets.iter().map(|target| {
-        let projects = target.excluded.iter();
-        let projects = projects.map(|one| (one.project.clone(), one.issue.clone()));
-        (target.name.clone(), projects.collect())
-    });
-    inputs.excluded = Some(excluded.collect());
+    inputs.checkout = Some(checkout.targets.clone());
     let differences = drift(&checkout);
     let named = targets.iter().chain(&inputs.machine_targets);
     let declared =

@@ -149,7 +149,7 @@ impl Selection {
             file_digests: files.digests(),
             fingerprints: BTreeMap::new(),
             prints: BTreeMap::new(),
-            excluded: None,
+            checkout: None,
             declared: Vec::new(),
             hooks: hooks::facts(&hooks)?,
         };

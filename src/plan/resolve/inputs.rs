@@ -11,7 +11,7 @@ use super::{BuildUser, Engine, env_name};
 use crate::plan::ids::{EnvName, ImageKey};
 use crate::profile::Profile;
 use crate::rocm::target::Target;
-use crate::rocm::therock::ArtifactFingerprints;
+use crate::rocm::therock::{ArtifactFingerprints, Declared};
 use crate::sys::error::Result;
 
 /// Everything that `resolve` needs besides the profile.
@@ -49,8 +49,8 @@ pub(crate) struct Inputs {
     pub prints: BTreeMap<StepKey, ArtifactFingerprints>,
     /// The named targets as a checkout declares them.
     pub declared: Vec<Target>,
-    /// The source's exclusions, by target and project, with the issue behind each; default: the built-in ones.
-    pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
+    /// All targets of the checkout, for their exclusions; default: the built-in ones.
+    pub checkout: Option<Vec<Declared>>,
     /// Facts about the profile's hooks, by name.
     pub hooks: BTreeMap<String, HookFacts>,
 }

@@ -260,14 +260,14 @@ impl<'a> Resolver<'a> {
             }
         }
         let inputs = self.inputs;
-        let excluded = |target: &str, project: &str| match &inputs.excluded {
-            Some(table) => table.get(target)?.get(project).cloned(),
-            None => {
-                let info = Target::parse(target).ok()?.info();
-                let mut excluded = info.declared.excluded.iter();
-                let found = excluded.find(|one| one.project == project)?;
-                Some(found.issue.clone())
-            }
+        let excluded = |target: &str, project: &str| {
+            let declared = match &inputs.checkout {
+                Some(all) => all.iter().find(|one| one.name == target)?,
+                None => &Target::parse(target).ok()?.info().declared,
+            };
+            let mut excluded = declared.excluded.iter();
+            let found = excluded.find(|one| one.project == project)?;
+            Some(found.issue.clone())
         };
         for misfit in
             component_targets::incompatibilities(&components, &self.scope.targets, &excluded)

@@ -41,7 +41,7 @@ pub(crate) fn inputs() -> Inputs {
         file_digests: [("files:run.sh".to_owned(), "d1".to_owned())].into(),
         fingerprints: [("src".to_owned(), Some("f1".to_owned()))].into(),
         prints: BTreeMap::new(),
-        excluded: None,
+        checkout: None,
         declared: Vec::new(),
         hooks: [("fix".to_owned(), fix("h1"))].into(),
     }
