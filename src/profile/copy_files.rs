@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use include_dir::DirEntry;
 use nix::fcntl::{OFlag, readlinkat};
-use nix::sys::stat::{Mode, SFlag, fstat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use sha2::{Digest as _, Sha256};
 
 use super::diagnostics::Problem;
@@ -258,7 +258,7 @@ impl Reader<'_> {
         let same = |checked: Result<()>| checked.map_err(|error| error.message().to_owned());
         let found = open(root, &path, OFlag::O_PATH | OFlag::O_NOFOLLOW)?;
         let stat = fstat(&found).map_err(|errno| explain(&path, errno))?;
-        let content = match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
+        let content = match beneath::kind(&stat) {
             SFlag::S_IFDIR => CopiedFile::Dir,
             SFlag::S_IFLNK if below.as_os_str().is_empty() => {
                 return Err("it is a symbolic link".to_owned());
@@ -272,7 +272,7 @@ impl Reader<'_> {
             SFlag::S_IFREG => {
                 // Before reading it, so that a huge file is refused by its size.
                 self.count(u64::try_from(stat.st_size).unwrap_or(u64::MAX))?;
-                let file = read(root, &path)?;
+                let file = read(found, &stat, &path)?;
                 same(trusted_files::file(self.directories, &whole, &file))?;
                 CopiedFile::File {
                     executable: file.executable,
@@ -324,20 +324,10 @@ fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> Read<OwnedFd> {
     beneath::open_by(root, path, flags, beneath::BELOW).map_err(|errno| explain(path, errno))
 }
 
-fn read(root: BorrowedFd<'_>, path: &Path) -> Read<FileRead> {
-    // Without blocking: a FIFO may have replaced the file since it was examined.
-    let file = open(
-        root,
-        path,
-        OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY,
-    )?;
-    let stat = fstat(&file).map_err(|errno| explain(path, errno))?;
-    if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        return Err(format!(
-            "{} changed while it was being read",
-            path.display()
-        ));
-    }
+/// Reads the file that was found and examined, not one that has replaced it since.
+fn read(found: OwnedFd, stat: &FileStat, path: &Path) -> Read<FileRead> {
+    let file = beneath::open_regular(found, OFlag::O_RDONLY);
+    let file = file.map_err(|errno| explain(path, errno))?;
     let mut bytes = Vec::new();
     let real = trusted_files::real(&file).map_err(|error| error.message().to_owned())?;
     let file = fs_err::File::from_parts(file.into(), path.to_owned());
