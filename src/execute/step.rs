@@ -166,7 +166,7 @@ fn own_variables(env: &str, user: &str, home: &str) -> BTreeMap<String, String> 
 }
 
 pub(crate) fn memory_max(spec: &Spec, host: &Host) -> Option<u64> {
-    crate::plan::jobs::memory_limit(spec.resources.memory_max, host.memory)
+    spec.resources.memory_max.map(|limit| limit.of(host.memory))
 }
 
 /// Writes the files of a `copy` step as an archive, in an unnamed file.

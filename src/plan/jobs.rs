@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::plan::ids::{EnvName, PathBelow, StepKey};
 use crate::plan::record::{Cost, Outcome};
 use crate::plan::resolve::Facts;
-use crate::profile::{MemoryMax, Resources};
+use crate::profile::{Amount, Resources};
 use crate::sys::name::StepName;
 use crate::ui::size;
 
@@ -102,26 +102,16 @@ impl Sizing {
     }
 }
 
-/// Returns a limit in bytes on a machine with `memory` bytes.
-pub(crate) fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64> {
-    match limit? {
-        MemoryMax::Percent(percent) => {
-            let percent = u64::from(percent);
-            Some(memory / 100 * percent + memory % 100 * percent / 100)
-        }
-        MemoryMax::Bytes(bytes) => Some(bytes),
-    }
-}
-
 /// Decides how much may run at once.
 pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
-    let limit = memory_limit(given.resources.memory_max, given.memory);
+    let limit = given.resources.memory_max;
+    let limit = limit.map(|limit| limit.of(given.memory));
     // A limit may be larger than the machine.
     let memory = limit.unwrap_or(u64::MAX).min(given.memory);
     let memory_max = limit.map(|value| Figure {
         value,
         why: match given.resources.memory_max {
-            Some(MemoryMax::Percent(percent)) => {
+            Some(Amount::Percent(percent)) => {
                 format!("{percent} % of {}", size::bytes(given.memory))
             }
             _ => "set by the profile".to_owned(),
@@ -351,7 +341,7 @@ mod tests {
         assert_eq!(sized(&none, Some(99), &[]).jobs.value, 16);
         let large = Resources {
             memory_per_job: Some(8 * GIB),
-            memory_max: Some(MemoryMax::Bytes(128 * GIB)),
+            memory_max: Some(Amount::Bytes(128 * GIB)),
             ..Resources::default()
         };
         let sizing = sized(&large, None, &[]);
@@ -360,7 +350,7 @@ mod tests {
             memory_per_job: Some(8 * GIB),
             memory_per_link_job: Some(30 * GIB),
             memory_per_tensile_job: Some(GIB),
-            memory_max: Some(MemoryMax::Percent(50)),
+            memory_max: Some(Amount::Percent(50)),
             ..Resources::default()
         };
         let sizing = sized(&some, None, &[]);

@@ -38,7 +38,7 @@ pub(crate) use load::{Origin, ProfileDraft, draft, is_path, list, names};
 pub(crate) use resources::Resources;
 pub(crate) use structure::{check_as, shorten};
 pub(crate) use template::template;
-pub(crate) use value::MemoryMax;
+pub(crate) use value::Amount;
 
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
-use super::value::{self, MemoryMax};
+use super::value::{self, Amount};
 use crate::sys::span::At;
 
 /// The least processes and threads with which a container starts, and the largest limit of `pids.max`.
@@ -54,7 +54,7 @@ pub struct Resources {
     pub ninja: bool,
     /// Memory limit of the env.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_max: Option<MemoryMax>,
+    pub memory_max: Option<Amount>,
     /// Limit of processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks_max: Option<u64>,

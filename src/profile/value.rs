@@ -147,19 +147,32 @@ pub(crate) fn size(text: &str) -> Result<u64> {
     }
 }
 
-/// Limit of an env's memory.
+/// A size, or a part of the machine's memory or of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum MemoryMax {
-    /// Share of the machine's memory, 1 to 100.
+pub enum Amount {
+    /// At most 100.
     Percent(u8),
     Bytes(u64),
+}
+
+impl Amount {
+    /// Returns it in bytes; a part is that of `whole` bytes.
+    pub(crate) fn of(self, whole: u64) -> u64 {
+        match self {
+            Self::Percent(percent) => {
+                let percent = u64::from(percent);
+                whole / 100 * percent + whole % 100 * percent / 100
+            }
+            Self::Bytes(bytes) => bytes,
+        }
+    }
 }
 
 /// The least memory with which a container starts.
 const LEAST_MEMORY: u64 = 16 << 20;
 
-pub(crate) fn memory_max(text: &str) -> Result<MemoryMax> {
+pub(crate) fn memory_max(text: &str) -> Result<Amount> {
     let Some(number) = text.trim().strip_suffix('%') else {
         return match size(text) {
             Ok(0) => Err(Refused::new("a memory limit of zero")),
@@ -168,14 +181,14 @@ pub(crate) fn memory_max(text: &str) -> Result<MemoryMax> {
                 shorten(text)
             ))
             .help("write `\"16M\"` or more; a build needs `memory-per-job` for each job")),
-            Ok(bytes) => Ok(MemoryMax::Bytes(bytes)),
+            Ok(bytes) => Ok(Amount::Bytes(bytes)),
             Err(refused) => Err(refused.help(
                 "a size such as \"48G\", or a share of the machine's memory such as \"90%\"",
             )),
         };
     };
     match number.trim_end().parse() {
-        Ok(percent @ 1..=100) => Ok(MemoryMax::Percent(percent)),
+        Ok(percent @ 1..=100) => Ok(Amount::Percent(percent)),
         _ => Err(bad("percentage", text, "\"1%\" to \"100%\"")),
     }
 }
@@ -447,8 +460,8 @@ mod tests {
 
     #[test]
     fn memory_limits() {
-        assert_eq!(memory_max("90%"), Ok(MemoryMax::Percent(90)));
-        assert_eq!(memory_max("48G"), Ok(MemoryMax::Bytes(48 << 30)));
+        assert_eq!(memory_max("90%"), Ok(Amount::Percent(90)));
+        assert_eq!(memory_max("48G"), Ok(Amount::Bytes(48 << 30)));
         check(memory_max, "90%", "0%|101%|%|0|-5%|9.5%|lots");
     }
 

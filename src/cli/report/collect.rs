@@ -15,7 +15,7 @@ use crate::execute::samples_beside;
 use crate::plan::ids::{EnvName, StepKey};
 use crate::plan::record::{Outcome, Record};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
-use crate::plan::{jobs, ninja_log, samples};
+use crate::plan::{ninja_log, samples};
 use crate::store::Store;
 use crate::store::build_logs::{self, BuildLog};
 use crate::sys::address::without_login;
@@ -50,7 +50,7 @@ pub(crate) fn gather(store: &Store, env: &EnvName) -> Result<EnvReport> {
         cores: host.cores,
         memory_max: spec
             .as_ref()
-            .and_then(|spec| jobs::memory_limit(spec.resources.memory_max, host.memory)),
+            .and_then(|spec| Some(spec.resources.memory_max?.of(host.memory))),
         steps: steps(&record),
         runs: runs(store, env, &record),
         tail: tail(&store.env_dir(env), &record),

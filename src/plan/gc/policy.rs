@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::resolve::seconds;
-use crate::profile::{shorten, value};
+use crate::profile::{Amount, shorten, value};
 use crate::sys::error::Result;
 
 /// A named policy.
@@ -87,24 +87,6 @@ impl Table {
     }
 }
 
-/// A size, or a part of the file system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Amount {
-    Bytes(u64),
-    Part(u8),
-}
-
-impl Amount {
-    fn of(self, size: u64) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Part(percent) => {
-                u64::try_from(u128::from(size) * u128::from(percent) / 100).unwrap_or(u64::MAX)
-            }
-        }
-    }
-}
-
 /// What to keep: the values of a [`Table`], parsed, or the preset's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Policy {
@@ -132,7 +114,7 @@ impl Preset {
             preset: self,
             keep_at_most: None,
             keep_at_least: Amount::Bytes(least),
-            min_free: Amount::Part(free),
+            min_free: Amount::Percent(free),
             older_than: Some(DAY * days),
             keep_last: last,
             expunge: false,
@@ -229,7 +211,7 @@ fn bad(key: &str, why: impl Into<String>) -> Bad {
 fn amount(key: &str, text: &str) -> std::result::Result<Amount, Bad> {
     if let Some(number) = text.trim().strip_suffix('%') {
         return match number.trim().parse() {
-            Ok(percent) if percent <= 100 => Ok(Amount::Part(percent)),
+            Ok(percent) if percent <= 100 => Ok(Amount::Percent(percent)),
             _ => Err(bad(key, format!("`{}` is not a percentage", shorten(text)))),
         };
     }

@@ -74,7 +74,7 @@ export = [{ from = "/x", to = "out" }]
     assert_eq!(profile.params["suite"], "forky");
     assert_eq!(profile.params["arch"], "x");
     assert_eq!(profile.resources.disk, Some(20 << 30));
-    assert_eq!(profile.resources.memory_max, Some(MemoryMax::Percent(90)));
+    assert_eq!(profile.resources.memory_max, Some(Amount::Percent(90)));
     assert_eq!(
         (profile.env["A"].as_str(), profile.env["B"].as_str()),
         ("1", "2")
