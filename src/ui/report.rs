@@ -119,7 +119,19 @@ impl Reporter {
                 self.ui.write_out(text.as_bytes());
                 self.ui.flush();
             }
-            Kind::Bars(bars) => events.iter().for_each(|event| bars.event(event)),
+            Kind::Bars(bars) => {
+                for event in events {
+                    // The sequences move no cursor, so they may bypass the bars.
+                    let sequences = bars.event(event);
+                    if !sequences.is_empty() {
+                        lock(&self.ui.err).write(&sequences);
+                    }
+                }
+                if let Some(Event::Finished { .. }) = events.last() {
+                    lock(&self.ui.err).bars = Weak::new();
+                    self.ui.write_err(&bars.close());
+                }
+            }
             Kind::Plain(plain) => {
                 let mut plain = lock(plain);
                 if self.ui.settings().ci_system.is_some()
@@ -133,22 +145,6 @@ impl Reporter {
                 if !text.is_empty() {
                     self.ui.write_err(&text);
                 }
-            }
-        }
-        events.iter().for_each(|event| self.tell_terminal(event));
-        if let (Some(Event::Finished { .. }), Kind::Bars(bars)) = (events.last(), &self.kind) {
-            lock(&self.ui.err).bars = Weak::new();
-            self.ui.write_err(&bars.close());
-        }
-    }
-
-    /// Updates the terminal's progress indicator and title.
-    fn tell_terminal(&self, event: &Event) {
-        if let Kind::Bars(bars) = &self.kind {
-            let sequences = bars.osc(event);
-            if !sequences.is_empty() {
-                // The sequences move no cursor, so they may bypass the bars.
-                lock(&self.ui.err).write(&sequences);
             }
         }
     }

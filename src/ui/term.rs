@@ -139,12 +139,18 @@ impl Bars {
         drop(self.multi.println(text.strip_suffix('\n').unwrap_or(text)));
     }
 
-    pub(super) fn event(&self, event: &Event) {
-        let mut state = lock(&self.state);
-        if state.closed {
-            return;
-        }
+    /// Shows an event. Returns the terminal's sequences for it, which move no cursor.
+    pub(super) fn event(&self, event: &Event) -> String {
         let now = Instant::now();
+        let mut state = lock(&self.state);
+        if !state.closed {
+            self.show(&mut state, event, now);
+        }
+        let (percent, elapsed) = (state.progress.percent(now), state.progress.elapsed(now));
+        state.terminal.event(event, percent, elapsed)
+    }
+
+    fn show(&self, state: &mut State, event: &Event, now: Instant) {
         state.progress.event(event, now);
         let over = match event {
             Event::StepFinished { index, .. } => Some(Key::Step(*index)),
@@ -153,7 +159,7 @@ impl Bars {
             _ => None,
         };
         if let Some(key) = over {
-            self.remove(&mut state, &key);
+            self.remove(state, &key);
         }
         let stays = match event {
             Event::ImageFinished { .. } | Event::TransferFinished { .. } => {
@@ -168,7 +174,7 @@ impl Bars {
         if !stays.is_empty() {
             self.print(&stays);
         }
-        self.moving(&mut state, event, now);
+        self.moving(state, event, now);
         if let Some(run) = state.lines.get(&Key::Run) {
             run.bar.set_message(state.progress.line(now));
         }
@@ -277,14 +283,6 @@ impl Bars {
         }
         drop(self.multi.clear());
         std::mem::take(&mut state.finished)
-    }
-
-    /// Returns the terminal sequences for an event.
-    pub(super) fn osc(&self, event: &Event) -> String {
-        let now = Instant::now();
-        let mut state = lock(&self.state);
-        let (percent, elapsed) = (state.progress.percent(now), state.progress.elapsed(now));
-        state.terminal.event(event, percent, elapsed)
     }
 
     fn entry<'s>(
