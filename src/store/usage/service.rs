@@ -132,33 +132,31 @@ fn ask(
         });
     }
     for (name, record) in envs {
-        if record.service.as_deref() != Some(socket) {
-            continue;
+        if record.service.as_deref() == Some(socket) {
+            held.extend(containers(service, name, record)?);
         }
-        let failed = record.failed.as_ref();
-        let trees = [
-            (record.head.tree.as_deref(), Class::Live, ""),
-            (
-                failed.map(|failed| failed.tree.as_str()),
-                Class::Failed,
-                failed.map_or("", |failed| failed.step.as_str()),
-            ),
-        ];
-        for (tree, class, title) in trees {
-            for (container, _) in match tree {
-                Some(tree) => service.containers("tree", tree)?,
-                None => Vec::new(),
-            } {
-                let (own, total) = service.sizes(&container)?;
-                held.push(Held {
-                    engine: engine.clone(),
-                    class,
-                    name: title.to_owned(),
-                    envs: vec![name.clone()],
-                    own,
-                    total,
-                });
-            }
+    }
+    Ok(held)
+}
+
+/// Returns the containers of an env's live tree and of its failed tree.
+fn containers(service: &Service, env: &str, record: &Record) -> Result<Vec<Held>> {
+    let live = record.head.tree.as_deref();
+    let live = live.map(|tree| (tree, Class::Live, ""));
+    let failed = record.failed.as_ref();
+    let failed = failed.map(|failed| (failed.tree.as_str(), Class::Failed, failed.step.as_str()));
+    let mut held = Vec::new();
+    for (tree, class, title) in live.into_iter().chain(failed) {
+        for (container, _) in service.containers("tree", tree)? {
+            let (own, total) = service.sizes(&container)?;
+            held.push(Held {
+                engine: service.flavour.to_string(),
+                class,
+                name: title.to_owned(),
+                envs: vec![env.to_owned()],
+                own,
+                total,
+            });
         }
     }
     Ok(held)
