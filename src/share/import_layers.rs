@@ -6,21 +6,21 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
 
 use fs_err as fs;
-use futures_util::{StreamExt as _, TryStreamExt as _};
 
 use super::document::{Document, SharedVolume, foreign};
 use super::place::SnapshotSource;
-use super::pull::{PARALLEL, Pulled};
+use super::pull::Pulled;
 use super::unverified;
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::BuildProgress;
-use crate::image::fetch::{self, ByteCounter};
+use crate::image::fetch::ByteCounter;
+use crate::image::oci::downloads::{Downloads, while_downloading};
+use crate::image::oci::layers::{Deletions, Layers};
+use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::plan::ids::{TreeId, VolumeName};
-use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image::{self, Arrived};
 use crate::store::history::Reuse;
 use crate::store::images::{Image, TaskContext};
@@ -30,7 +30,7 @@ use crate::store::shared::{IncomingLayers, Shared};
 use crate::store::{Layer, Store};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::sys::{host, thread};
+use crate::sys::host;
 use crate::tree::{self, Method};
 use crate::ui::size;
 
@@ -83,6 +83,17 @@ struct Pull<'a> {
     base: Option<Layer>,
     /// Layers to download, in the order of use.
     needed: Vec<usize>,
+}
+
+/// What a layer is unpacked onto.
+#[derive(Clone, Copy)]
+enum On {
+    /// An empty directory. The layer is complete by itself.
+    Nothing,
+    /// A tree that the layer changes.
+    Tree,
+    /// An empty directory that an overlay mounts above others.
+    Overlay,
 }
 
 /// A step whose layer is being made: its position, the layer's new directory, and that of the layer below.
@@ -255,44 +266,21 @@ impl<'a> Pull<'a> {
         let counter = ByteCounter::default();
         counter.total.store(self.bytes(), Ordering::Relaxed);
         self.check_room(source)?;
-        let failed = AtomicBool::new(false);
-        let (sender, news) = channel();
-        let (cancel, document, needed) = (cx.cancel, self.document, self.needed.clone());
-        std::thread::scope(|scope| {
-            let downloads = thread::start_in(scope, || {
-                let sender = sender;
-                fetch::run(cancel, async {
-                    let all = futures_util::stream::iter(needed)
-                        .map(async |index| {
-                            let piece = source.layer(&document.blobs[index], &counter).await?;
-                            // The unpacking thread reports its own error.
-                            drop(sender.send((index, piece)));
-                            Ok(())
-                        })
-                        .buffer_unordered(PARALLEL)
-                        .try_collect::<()>();
-                    tokio::select! {
-                        outcome = all => outcome,
-                        () = fetch::until_set(&failed) => Ok(()),
-                    }
-                })
-            })?;
-            let mut downloaded = Downloaded {
-                news,
-                counter: &counter,
-                cancel,
-                arrived: BTreeMap::new(),
-                progress: &mut *cx.progress,
-            };
-            let outcome = self.unpack(&mut downloaded);
-            failed.store(outcome.is_err(), Ordering::Relaxed);
-            // A failed download is the reason why unpacking ended early.
-            thread::joined(downloads.join()).and(outcome)
-        })
+        let document = self.document;
+        let download = async |index: usize| source.layer(&document.blobs[index], &counter).await;
+        let (needed, progress) = (self.needed.clone(), &mut *cx.progress);
+        while_downloading(
+            needed,
+            download,
+            &counter,
+            cx.cancel,
+            progress,
+            |downloads| self.unpack(downloads),
+        )
     }
 
     /// Makes everything that is missing, then publishes it.
-    fn unpack(&self, downloaded: &mut Downloaded<'_>) -> Result<()> {
+    fn unpack(&self, downloads: &mut Downloads<'_>) -> Result<()> {
         let image = &self.document.snapshot.image;
         let work = &self.incoming.work;
         let image_place = work.join("image");
@@ -300,14 +288,14 @@ impl<'a> Pull<'a> {
             fs::create_dir(&image_place)?;
             let root = image_place.join("root");
             tree::create_tree(self.to.store.method(), &root)?;
-            downloaded.unpack(self.document, 0, &root, On::Nothing)?;
-            self.check_image(&root, image, downloaded.cancel)?;
+            self.unpack_layer(downloads, 0, &root, On::Nothing)?;
+            self.check_image(&root, image, downloads.cancel)?;
         }
         if let Some(service) = self.to.service.filter(|_| self.base.is_none()) {
             if self.needs_image {
                 self.publish_image(&image_place)?;
             }
-            let progress = &mut *downloaded.progress;
+            let progress = &mut *downloads.progress;
             let say = &mut |line: &str| progress(BuildProgress::Line(line));
             self.to.store.import_image(service, &image.key, say)?;
         }
@@ -330,19 +318,19 @@ impl<'a> Pull<'a> {
             };
             let kept = match self.to.service {
                 Some(service) => {
-                    Some(self.service_image(service, step, &tree, below_layer, downloaded)?)
+                    Some(self.service_image(service, step, &tree, below_layer, downloads)?)
                 }
                 None => {
-                    self.tree(step, downloaded)?;
+                    self.tree(step, downloads)?;
                     None
                 }
             };
             if let Some(index) = self.document.snapshot.steps[at].results {
                 let into = place.join("results");
                 fs::create_dir(&into)?;
-                downloaded.unpack(self.document, index, &into, On::Nothing)?;
+                self.unpack_layer(downloads, index, &into, On::Nothing)?;
             }
-            let volumes = self.volumes(step, downloaded)?;
+            let volumes = self.volumes(step, downloads)?;
             let layer = Layer {
                 tree: Some(tree),
                 kept,
@@ -378,8 +366,40 @@ impl<'a> Pull<'a> {
         }
     }
 
+    /// Unpacks a layer once it has arrived.
+    fn unpack_layer(
+        &self,
+        downloads: &mut Downloads<'_>,
+        index: usize,
+        into: &Path,
+        on: On,
+    ) -> Result<()> {
+        let archive = downloads.layer(index)?;
+        let blob = &self.document.blobs[index];
+        // Devices are made as in the original store. The engine decides which of them a container may open.
+        let options = UnpackOptions {
+            devices: Devices::Make,
+            limits: Limits::of_snapshot(blob.unpacked),
+            ..UnpackOptions::default()
+        };
+        let mut layers = match on {
+            On::Nothing => Layers::new(into, &options)?,
+            On::Tree => Layers::upon(into, &options, Deletions::Apply)?,
+            On::Overlay => Layers::upon(into, &options, Deletions::Keep)?,
+        };
+        downloads
+            .apply(&mut layers, archive.open()?, &blob.diff_id)
+            .and_then(|()| layers.finish().map(drop))
+            .context(|| self.cannot_unpack(index))
+    }
+
+    fn cannot_unpack(&self, index: usize) -> String {
+        let count = self.document.blobs.len();
+        format!("cannot unpack layer {} of {count}", index + 1)
+    }
+
     /// Makes the root file system after a step, or its changes.
-    fn tree(&self, step: ImportedStep<'_>, downloaded: &mut Downloaded<'_>) -> Result<()> {
+    fn tree(&self, step: ImportedStep<'_>, downloads: &mut Downloads<'_>) -> Result<()> {
         let ImportedStep { at, place, below } = step;
         let index = self.document.snapshot.steps[at].layer;
         let method = self.to.store.method();
@@ -398,7 +418,7 @@ impl<'a> Pull<'a> {
             On::Overlay => tree::overlay::create_layer(&into, &from)?,
             On::Tree | On::Nothing => drop(tree::clone_tree(method, &from, &into)?),
         }
-        downloaded.unpack(self.document, index, &into, on)
+        self.unpack_layer(downloads, index, &into, on)
     }
 
     /// Makes the service's image after a step.
@@ -408,7 +428,7 @@ impl<'a> Pull<'a> {
         step: ImportedStep<'_>,
         tree: &TreeId,
         below: Option<&Layer>,
-        downloaded: &mut Downloaded<'_>,
+        downloads: &mut Downloads<'_>,
     ) -> Result<SnapshotImage> {
         let ImportedStep { at, place, .. } = step;
         let key = &self.document.snapshot.image.key;
@@ -419,8 +439,8 @@ impl<'a> Pull<'a> {
         let below =
             below.ok_or_else(|| unexpected!("{} has no image below it", service.flavour))?;
         let index = self.document.snapshot.steps[at].layer;
-        let piece = downloaded.piece(index)?;
-        let mut look = || downloaded.examine_partial();
+        let piece = downloads.layer(index)?;
+        let mut look = || downloads.look();
         // A service mounts whole files, and may not see the disk that a layout is on.
         let copy = place.join("layer");
         let archive = piece.alone(&copy, &mut look)?;
@@ -433,7 +453,7 @@ impl<'a> Pull<'a> {
             unpacked: self.document.blobs[index].unpacked,
         };
         let kept = service_image::make(self.to.store, service, arrived, &mut look)
-            .context(|| cannot_unpack(self.document, index))?;
+            .context(|| self.cannot_unpack(index))?;
         if archive == copy {
             fs::remove_file(copy)?;
         }
@@ -444,7 +464,7 @@ impl<'a> Pull<'a> {
     fn volumes(
         &self,
         step: ImportedStep<'_>,
-        downloaded: &mut Downloaded<'_>,
+        downloads: &mut Downloads<'_>,
     ) -> Result<BTreeMap<VolumeName, VolumeState>> {
         let ImportedStep { at, place, below } = step;
         let steps = &self.document.snapshot.steps;
@@ -491,7 +511,7 @@ impl<'a> Pull<'a> {
                             true => On::Tree,
                             false => On::Nothing,
                         };
-                        downloaded.unpack(self.document, index, &into, on)?;
+                        self.unpack_layer(downloads, index, &into, on)?;
                     }
                     VolumeState::Frozen
                 }

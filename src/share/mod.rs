@@ -5,7 +5,6 @@
 //! tag exist?".
 
 mod document;
-mod downloaded;
 mod import_layers;
 mod key_file;
 mod layout;

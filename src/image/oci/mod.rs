@@ -1,10 +1,10 @@
 //! Owns container images: pulled from a registry without a daemon, or read from files.
 //!
-//! Downloads and extraction overlap: a few layers arrive at a time, in the order in which they are needed. A layer is
-//! extracted once its file has the digest in the manifest. Its content must have the digest in the configuration. So a
-//! manifest's digest determines the whole tree and the environment.
+//! Downloads and extraction overlap. A layer is extracted once its file has the digest in the manifest. Its content must
+//! have the digest in the configuration. So a manifest's digest determines the whole tree and the environment.
 
 pub(crate) mod changes;
+pub(crate) mod downloads;
 pub(crate) mod layers;
 
 mod credentials;
@@ -18,30 +18,24 @@ mod retry;
 mod token_server;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use super::recipe::Oci;
 use super::{BuildContext, BuildProgress};
-use crate::image::fetch::{self, ByteCounter, POLL, Size};
+use crate::image::fetch::{self, ByteCounter, Size};
+use crate::image::oci::downloads::while_downloading;
 use crate::image::oci::layers::Layers;
 use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
 use crate::sys::error::{Kind, Result, ResultExt as _};
-use crate::sys::signals::stop_if;
-use crate::sys::thread;
 use layout::Layout;
+use layout_files::Piece;
 use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
 pub(super) use reference::{NO_DIGEST, Platform};
 pub(crate) use reference::{Reference, sha256};
 pub(crate) use registry::{Attempts, Operation, Registry, RequestSubject, Tagged, Upload};
 pub use retry::Notice;
-
-/// Maximum number of parallel downloads. More would only share the same bandwidth.
-const PARALLEL: usize = 4;
 
 /// The image that a recipe resolved to.
 pub(super) struct Resolved {
@@ -121,55 +115,60 @@ fn resolved(
     }
 }
 
-/// Messages from the download thread to the extraction.
-enum News {
-    /// The manifest has arrived: its SHA-256, and the configuration.
-    Image(String, Configuration),
-    /// A layer's file has arrived.
-    Layer(usize, PathBuf),
-}
-
 fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<Resolved> {
     // The progress callback checks for signals.
     let registry = Registry::new(reference, Operation::Pull, &mut cx.task)?;
-    let (cancel, blobs, into) = (cx.task.cancel, cx.blobs, cx.into);
+    let (cancel, blobs) = (cx.task.cancel, cx.blobs);
     let progress = &mut *cx.task.progress;
+    let work = || fetch::run(cancel, documents(&registry, reference, platform, blobs));
+    let (sha256, config, layers) = fetch::in_thread(work, || {
+        progress(BuildProgress::Bytes {
+            done: 0,
+            total: None,
+        });
+    })?;
+    let total = layers
+        .iter()
+        .fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+    let options = UnpackOptions::default();
+    if total > options.limits.bytes {
+        return Err(manifest::refused(format!("its layers have {total} bytes")));
+    }
     let counter = ByteCounter::default();
-    let failed = AtomicBool::new(false);
-    let (sender, news) = channel();
-    // A separate thread, because the caller's thread may already be running a tokio runtime.
-    std::thread::scope(|scope| {
-        let downloads = thread::start_in(scope, || {
-            let sender = sender;
-            fetch::run(cancel, async {
-                tokio::select! {
-                    outcome = fetch(&registry, reference, platform, blobs, &counter, &sender) => outcome,
-                    () = fetch::until_set(&failed) => Ok(()),
-                }
-            })
-        })?;
-        let outcome = Extraction {
-            news: &news,
-            counter: &counter,
-            cancel,
-            arrived: BTreeMap::new(),
+    counter.total.store(total, Ordering::Relaxed);
+    let download = async |index: usize| {
+        let layer = &layers[index];
+        let path = registry.obtain(RequestSubject::Blob, layer, u64::MAX, blobs, &counter);
+        path.await.map(Piece::whole)
+    };
+    let needed = (0..layers.len()).collect();
+    let mut tree = Layers::new(cx.into, &options)?;
+    while_downloading(needed, download, &counter, cancel, progress, |downloads| {
+        for (index, diff_id) in config.diff_ids.iter().enumerate() {
+            let archive = downloads.layer(index)?.open()?;
+            downloads.apply(&mut tree, archive, diff_id).context(|| {
+                format!(
+                    "cannot extract layer {} of {}",
+                    index + 1,
+                    config.diff_ids.len()
+                )
+            })?;
         }
-        .run(into, progress);
-        failed.store(outcome.is_err(), Ordering::Relaxed);
-        // If the download failed, that is why the extraction ended.
-        thread::joined(downloads.join()).and(outcome)
-    })
+        // A small layer may have arrived and been extracted between two updates.
+        downloads.show();
+        Ok(())
+    })?;
+    let report = tree.finish()?;
+    Ok(resolved(&sha256, config, &report, progress))
 }
 
-/// Downloads all documents and layers, and reports each layer.
-async fn fetch(
+/// Downloads the documents of an image; returns the manifest's SHA-256, the configuration and the layers.
+async fn documents(
     registry: &Registry,
     reference: &Reference,
     platform: &Platform,
     blobs: &Path,
-    counter: &ByteCounter,
-    sender: &Sender<News>,
-) -> Result<()> {
+) -> Result<(String, Configuration, Vec<Descriptor>)> {
     // Small downloads do not count as progress.
     let aside = ByteCounter::default();
     let (mut bytes, mut sha256) = match &reference.sha256 {
@@ -223,99 +222,5 @@ async fn fetch(
         .obtain(RequestSubject::Blob, &config, MAX_CONFIG, blobs, &aside)
         .await?;
     let config = Configuration::parse(&fs_err::read(path)?, layers.len(), platform)?;
-    let total = layers
-        .iter()
-        .fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
-    if total > UnpackOptions::default().limits.bytes {
-        return Err(manifest::refused(format!("its layers have {total} bytes")));
-    }
-    counter.total.store(total, Ordering::Relaxed);
-    // If the receiver is gone, the extraction reports its own error.
-    drop(sender.send(News::Image(sha256, config)));
-    futures_util::stream::iter(layers.iter().enumerate())
-        .map(async |(index, layer)| {
-            let path = registry
-                .obtain(RequestSubject::Blob, layer, u64::MAX, blobs, counter)
-                .await?;
-            drop(sender.send(News::Layer(index, path)));
-            Ok(())
-        })
-        .buffer_unordered(PARALLEL)
-        .try_collect()
-        .await
-}
-
-/// The extracting side of a pull.
-struct Extraction<'a> {
-    news: &'a Receiver<News>,
-    counter: &'a ByteCounter,
-    cancel: &'a AtomicBool,
-    arrived: BTreeMap<usize, PathBuf>,
-}
-
-impl Extraction<'_> {
-    fn run(mut self, into: &Path, progress: &mut dyn FnMut(BuildProgress<'_>)) -> Result<Resolved> {
-        let (sha256, config) = loop {
-            match self.next(progress)? {
-                News::Image(sha256, config) => break (sha256, config),
-                News::Layer(index, path) => drop(self.arrived.insert(index, path)),
-            }
-        };
-        let options = UnpackOptions::default();
-        let mut layers = Layers::new(into, &options)?;
-        for (index, diff_id) in config.diff_ids.iter().enumerate() {
-            let path = loop {
-                match self.arrived.remove(&index) {
-                    Some(path) => break path,
-                    None => {
-                        if let News::Layer(index, path) = self.next(progress)? {
-                            self.arrived.insert(index, path);
-                        }
-                    }
-                }
-            };
-            let counter = self.counter;
-            let mut report = |_| {
-                let (done, total) = counter.read();
-                progress(BuildProgress::Bytes { done, total });
-            };
-            layers
-                .apply(
-                    fs_err::File::open(&path)?.into_file(),
-                    diff_id,
-                    self.cancel,
-                    &mut report,
-                )
-                .context(|| {
-                    format!(
-                        "cannot extract layer {} of {}",
-                        index + 1,
-                        config.diff_ids.len()
-                    )
-                })?;
-        }
-        // A small layer may have arrived and been extracted between two updates.
-        let (done, total) = self.counter.read();
-        progress(BuildProgress::Bytes { done, total });
-        let report = layers.finish()?;
-        Ok(resolved(&sha256, config, &report, progress))
-    }
-
-    /// Waits for the next message, and shows progress.
-    fn next(&self, progress: &mut dyn FnMut(BuildProgress<'_>)) -> Result<News> {
-        loop {
-            match self.news.recv_timeout(POLL) {
-                Ok(news) => return Ok(news),
-                Err(RecvTimeoutError::Timeout) => {
-                    stop_if(self.cancel)?;
-                    let (done, total) = self.counter.read();
-                    progress(BuildProgress::Bytes { done, total });
-                }
-                // The download thread failed and reports its own error.
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(unexpected!("the download ended early"));
-                }
-            }
-        }
-    }
+    Ok((sha256, config, layers))
 }
