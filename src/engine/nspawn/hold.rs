@@ -54,7 +54,7 @@ pub(in crate::engine) fn hold(
     // Root of the container may have created device nodes in the tree. systemd-nspawn mounts its own `/dev`.
     mounts::add_flags(&root, MsFlags::MS_NODEV)
         .context(|| format!("cannot mount `{}` without devices", root.display()))?;
-    let mut hold = with_volumes(with_views(hold)?)?;
+    let mut hold = with_volumes(hold)?;
     hold.container.show_certificates(Some(&root), &hold.run)?;
     let hold = &hold;
     state.lock = Some(TreeLock::of(&root)?);
@@ -75,9 +75,6 @@ pub(in crate::engine) fn hold(
     result
 }
 
-/// Prefix of the mount points of views in an env's `run` directory.
-const VIEW: &str = "view-";
-
 /// Opens the source of a bind. Does not follow a symlink that appeared in a real path: a step may have created it.
 fn open_source(bind: &Bind) -> Result<OwnedFd> {
     let rules = match bind.is_real {
@@ -93,30 +90,6 @@ fn path_of(opened: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }
 
-/// Mounts the views of the container's binds in this namespace, and returns the request with these mounts as sources.
-fn with_views(hold: &Hold) -> Result<Hold> {
-    let mut hold = hold.clone();
-    for (index, bind) in hold.container.binds.iter_mut().enumerate() {
-        let Some(view) = bind.view.take() else {
-            continue;
-        };
-        let at = hold.run.join(format!("{VIEW}{index}"));
-        fs::create_dir_all(&at)?;
-        let opened = open_source(bind)?;
-        let mut lowers = view.layers;
-        lowers.push(path_of(&opened));
-        // The path to the store may contain symlinks.
-        (bind.source, bind.is_real) = (at.clone(), false);
-        let upper = overlay::Upper {
-            diff: &view.upper,
-            work: &view.work,
-        };
-        overlay::mount(&lowers, Some(upper), &at)
-            .context(|| format!("cannot mount `{}` with its hooks", bind.target))?;
-    }
-    Ok(hold)
-}
-
 /// Prefix of the mount points of volumes in an env's `run` directory.
 const VOLUME: &str = "volume-";
 
@@ -125,14 +98,13 @@ fn is_volume(at: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(VOLUME))
 }
 
-/// Mounts the volumes in this namespace, and returns the request with these mounts as sources: setuid programs in a
-/// volume gain nothing, and devices there cannot be opened.
-fn with_volumes(mut hold: Hold) -> Result<Hold> {
+/// Mounts the volumes, or the views of them, in this namespace, and returns the request with these mounts as sources:
+/// setuid programs in a volume gain nothing, and devices there cannot be opened.
+fn with_volumes(hold: &Hold) -> Result<Hold> {
+    let mut hold = hold.clone();
     for (index, bind) in hold.container.binds.iter_mut().enumerate() {
-        let is_view = bind.source.parent() == Some(&hold.run);
-        let name = bind.source.file_name().and_then(|name| name.to_str());
-        // The directory also contains rockenv's own files and directories for the container.
-        if is_view && !name.is_some_and(|name| name.starts_with(VIEW)) {
+        // The directory contains rockenv's own files and directories for the container.
+        if bind.source.parent() == Some(&hold.run) {
             continue;
         }
         let wrong = || format!("cannot mount `{}`", bind.target);
@@ -142,9 +114,22 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
             true => fs::create_dir_all(&at)?,
             false => drop(fs::File::create(&at)?),
         }
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mounts::mount_with(Some(&path_of(&opened)), &at, flags).context(wrong)?;
-        // The bind is recursive, so mounts below the directory came along.
+        match &bind.view {
+            Some(view) => {
+                let lowers = [&view.layers[..], &[path_of(&opened)]].concat();
+                let upper = overlay::Upper {
+                    diff: &view.upper,
+                    work: &view.work,
+                };
+                overlay::mount(&lowers, Some(upper), &at)
+                    .context(|| format!("cannot mount `{}` with its hooks", bind.target))?;
+            }
+            None => {
+                let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+                mounts::mount_with(Some(&path_of(&opened)), &at, flags).context(wrong)?;
+            }
+        }
+        // A bind is recursive, so mounts below the directory came along.
         let mut mounted = mounts::at_or_below(&fs::canonicalize(&at)?)?;
         mounted.push(at.clone());
         for at in mounted {
