@@ -25,7 +25,7 @@ use crate::image::{BuildProgress, TaskContext};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::ui::size;
-pub(crate) use upload::{Attempts, Tagged, Upload};
+pub(crate) use upload::{Tagged, Upload};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestSubject {
@@ -40,6 +40,13 @@ pub(crate) enum Operation {
     Pull,
     Push,
     Delete,
+}
+
+/// The retries of one request so far.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    patience: Patience,
+    logged_in: bool,
 }
 
 /// Maximum size of a registry's error response, in bytes.
@@ -350,29 +357,39 @@ impl Registry {
         }
     }
 
-    /// Sends a request. Logs in when the registry asks for it or the login has expired, and waits when the registry
-    /// asks to retry later. A server that a redirect leads to cannot ask for a login: it would name the token server
-    /// that gets the user's password.
+    /// Sends a request until the registry neither asks for a login nor to retry later.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
-        let (mut patience, mut logged_in) = (Patience::default(), false);
-        loop {
+        let mut attempts = Attempts::default();
+        let response = loop {
             let granted = self.granted().map(|granted| granted.header);
             let response = self.send_with(make(), granted).await?;
-            let is_own = self.is_own(response.url());
-            if is_own && response.status() == StatusCode::UNAUTHORIZED && !logged_in {
-                self.log_in(Some(response.headers())).await?;
-                logged_in = true;
-            } else if patience.waits(&response, &self.who(), &self.notice).await {
-                // The login may have expired while waiting.
-                logged_in = false;
-            } else {
-                let refuses = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
-                return match is_own && logged_in && refuses.contains(&response.status()) {
-                    true => Err(self.answered("use", &self.name, response).await),
-                    false => Ok(response),
-                };
+            if !self.goes_on(&response, &mut attempts).await? {
+                break response;
             }
+        };
+        let refuses = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
+        let is_refused = attempts.logged_in && refuses.contains(&response.status());
+        match is_refused && self.is_own(response.url()) {
+            true => Err(self.answered("use", &self.name, response).await),
+            false => Ok(response),
         }
+    }
+
+    /// Returns whether to send a request again: after a login when the registry asks for it or the login has expired,
+    /// or after a wait when the registry asks to retry later. A server that a redirect leads to cannot ask for a login:
+    /// it would name the token server that gets the user's password.
+    async fn goes_on(&self, response: &Response, attempts: &mut Attempts) -> Result<bool> {
+        let is_own = self.is_own(response.url());
+        if is_own && response.status() == StatusCode::UNAUTHORIZED && !attempts.logged_in {
+            self.log_in(Some(response.headers())).await?;
+            attempts.logged_in = true;
+            return Ok(true);
+        }
+        let patience = &mut attempts.patience;
+        let waits = patience.waits(response, &self.who(), &self.notice).await;
+        // The login may have expired while waiting.
+        attempts.logged_in &= !waits;
+        Ok(waits)
     }
 
     /// Returns the authorization for a request to this address. An upload may go to another host, which must not get

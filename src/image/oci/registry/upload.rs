@@ -7,10 +7,9 @@ use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use sha2::{Digest as _, Sha256};
 
-use super::{Registry, digest_of, header};
+use super::{Attempts, Registry, digest_of, header};
 use crate::image::fetch::long_patience;
 use crate::image::oci::manifest::damaged;
-use crate::image::oci::retry::Patience;
 use crate::sys::error::{Error, Result};
 
 /// How often to check that a registry has what it just stored.
@@ -22,13 +21,6 @@ pub(crate) enum Upload {
     Stored,
     /// The registry did not take the stream, which may be sent again from the beginning.
     Again,
-}
-
-/// The retries of one stream so far.
-#[derive(Debug, Default)]
-pub(crate) struct Attempts {
-    patience: Patience,
-    logged_in: bool,
 }
 
 /// The result of setting a tag.
@@ -131,20 +123,6 @@ impl Registry {
             self.log_in(None).await?;
         }
         Ok(place)
-    }
-
-    /// Returns whether to send a refused stream again, after a wait or with a new token.
-    async fn goes_on(&self, response: &Response, attempts: &mut Attempts) -> Result<bool> {
-        let is_own = self.is_own(response.url());
-        if is_own && response.status() == StatusCode::UNAUTHORIZED && !attempts.logged_in {
-            self.log_in(Some(response.headers())).await?;
-            attempts.logged_in = true;
-            return Ok(true);
-        }
-        let patience = &mut attempts.patience;
-        let waits = patience.waits(response, &self.who(), &self.notice).await;
-        attempts.logged_in &= !waits;
-        Ok(waits)
     }
 
     /// Sends a repeatable request to an upload's address.
