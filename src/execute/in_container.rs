@@ -11,7 +11,7 @@ use fs_err as fs;
 
 use super::sha256sums::{Exported, Manifest};
 pub(crate) use crate::engine::docker::UNPACK as LAYER;
-use crate::image::oci::layers::{Deletions, Layers};
+use crate::image::oci::layers::{Layers, Onto};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::sys::account::Existing;
 use crate::sys::beneath;
@@ -47,7 +47,7 @@ pub(crate) fn layer(arguments: &[String]) -> Result<()> {
     };
     let unpack = || {
         let archive = fs::File::open(archive)?.into_file();
-        let mut layers = Layers::upon(Path::new("/"), &options, Deletions::Apply)?;
+        let mut layers = Layers::new(Path::new("/"), &options, Onto::Tree)?;
         layers.apply(archive, diff_id, &AtomicBool::new(false), &mut |_| {})?;
         layers.finish()
     };

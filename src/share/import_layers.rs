@@ -18,7 +18,7 @@ use crate::engine::docker::Service;
 use crate::image::BuildProgress;
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::downloads::{Downloads, while_downloading};
-use crate::image::oci::layers::{Deletions, Layers};
+use crate::image::oci::layers::{Layers, Onto};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::service_image::{self, Arrived};
@@ -83,17 +83,6 @@ struct Pull<'a> {
     base: Option<Layer>,
     /// Layers to download, in the order of use.
     needed: Vec<usize>,
-}
-
-/// What a layer is unpacked onto.
-#[derive(Clone, Copy)]
-enum On {
-    /// An empty directory. The layer is complete by itself.
-    Nothing,
-    /// A tree that the layer changes.
-    Tree,
-    /// An empty directory that an overlay mounts above others.
-    Overlay,
 }
 
 /// A step whose layer is being made: its position, the layer's new directory, and that of the layer below.
@@ -288,7 +277,7 @@ impl<'a> Pull<'a> {
             fs::create_dir(&image_place)?;
             let root = image_place.join("root");
             tree::create_tree(self.to.store.method(), &root)?;
-            self.unpack_layer(downloads, 0, &root, On::Nothing)?;
+            self.unpack_layer(downloads, 0, &root, Onto::Nothing)?;
             self.check_image(&root, image, downloads.cancel)?;
         }
         if let Some(service) = self.to.service.filter(|_| self.base.is_none()) {
@@ -328,7 +317,7 @@ impl<'a> Pull<'a> {
             if let Some(index) = self.document.snapshot.steps[at].results {
                 let into = place.join("results");
                 fs::create_dir(&into)?;
-                self.unpack_layer(downloads, index, &into, On::Nothing)?;
+                self.unpack_layer(downloads, index, &into, Onto::Nothing)?;
             }
             let volumes = self.volumes(step, downloads)?;
             let layer = Layer {
@@ -372,7 +361,7 @@ impl<'a> Pull<'a> {
         downloads: &mut Downloads<'_>,
         index: usize,
         into: &Path,
-        on: On,
+        onto: Onto,
     ) -> Result<()> {
         let archive = downloads.layer(index)?;
         let blob = &self.document.blobs[index];
@@ -382,11 +371,7 @@ impl<'a> Pull<'a> {
             limits: Limits::of_snapshot(blob.unpacked),
             ..UnpackOptions::default()
         };
-        let mut layers = match on {
-            On::Nothing => Layers::new(into, &options)?,
-            On::Tree => Layers::upon(into, &options, Deletions::Apply)?,
-            On::Overlay => Layers::upon(into, &options, Deletions::Keep)?,
-        };
+        let mut layers = Layers::new(into, &options, onto)?;
         downloads
             .apply(&mut layers, archive.open()?, &blob.diff_id)
             .and_then(|()| layers.finish().map(drop))
@@ -403,9 +388,9 @@ impl<'a> Pull<'a> {
         let ImportedStep { at, place, below } = step;
         let index = self.document.snapshot.steps[at].layer;
         let method = self.to.store.method();
-        let (name, on) = match method {
-            Method::Overlay => ("diff", On::Overlay),
-            Method::Btrfs | Method::Reflink => ("root", On::Tree),
+        let (name, onto) = match method {
+            Method::Overlay => ("diff", Onto::Overlay),
+            Method::Btrfs | Method::Reflink => ("root", Onto::Tree),
         };
         let image = &self.document.snapshot.image.key;
         let from = match below {
@@ -414,11 +399,11 @@ impl<'a> Pull<'a> {
             None => self.to.store.image_root(image),
         };
         let into = place.join(name);
-        match on {
-            On::Overlay => tree::overlay::create_layer(&into, &from)?,
-            On::Tree | On::Nothing => drop(tree::clone_tree(method, &from, &into)?),
+        match onto {
+            Onto::Overlay => tree::overlay::create_layer(&into, &from)?,
+            Onto::Tree | Onto::Nothing => drop(tree::clone_tree(method, &from, &into)?),
         }
-        self.unpack_layer(downloads, index, &into, on)
+        self.unpack_layer(downloads, index, &into, onto)
     }
 
     /// Makes the service's image after a step.
@@ -507,11 +492,11 @@ impl<'a> Pull<'a> {
                     }
                     for (number, step) in changed.enumerate() {
                         let index = steps[step].volume(name).unwrap_or_default();
-                        let on = match is_diff || number > 0 {
-                            true => On::Tree,
-                            false => On::Nothing,
+                        let onto = match is_diff || number > 0 {
+                            true => Onto::Tree,
+                            false => Onto::Nothing,
                         };
-                        self.unpack_layer(downloads, index, &into, on)?;
+                        self.unpack_layer(downloads, index, &into, onto)?;
                     }
                     VolumeState::Frozen
                 }

@@ -31,20 +31,23 @@ pub(crate) const WHITEOUT: &[u8] = b".wh.";
 const AUFS: &[u8] = b".wh..wh.";
 pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
+/// What a layer is extracted onto.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Deletions {
+pub(crate) enum Onto {
+    /// An empty directory. The lowest layer has nothing to delete.
     #[default]
-    Apply,
-    /// Make overlayfs whiteouts. The directory is one layer of an overlay, and the deleted files are in lower layers.
-    Keep,
+    Nothing,
+    /// A tree that the layer changes.
+    Tree,
+    /// An empty directory that an overlay mounts above others. Deleted files are in lower layers, so deletions become
+    /// overlayfs whiteouts.
+    Overlay,
 }
 
 /// The entries of the current layer so far.
 #[derive(Debug, Default)]
 pub(crate) struct LayerEntries {
-    deletions: Deletions,
-    /// Whether lower layers exist. The lowest layer has nothing to delete.
-    is_upper: bool,
+    onto: Onto,
     /// Hashes of paths. Eight bytes each, because an image has hundreds of thousands of entries.
     made: HashSet<u64>,
     hasher: RandomState,
@@ -56,36 +59,26 @@ pub(crate) struct Layers<'a> {
 }
 
 impl<'a> Layers<'a> {
-    /// Starts with an existing empty directory.
-    pub(crate) fn new(into: &Path, options: &'a UnpackOptions) -> Result<Self> {
+    /// Starts with an existing directory; `onto` says what it has.
+    pub(crate) fn new(into: &Path, options: &'a UnpackOptions, onto: Onto) -> Result<Self> {
         let mut unpacker = Unpacker::new(into, options)?;
-        unpacker.layer = Some(LayerEntries::default());
-        Ok(Self { unpacker })
-    }
-
-    /// Starts on top of lower layers: in a tree, or in an empty directory that an overlay mounts above them.
-    pub(crate) fn upon(
-        into: &Path,
-        options: &'a UnpackOptions,
-        deletions: Deletions,
-    ) -> Result<Self> {
-        let mut layers = Self::new(into, options)?;
-        layers.unpacker.layer = Some(LayerEntries {
-            deletions,
-            is_upper: true,
+        unpacker.layer = Some(LayerEntries {
+            onto,
             ..LayerEntries::default()
         });
-        // A service's layer has no entry for the root directory, which stays as it is.
-        let root = Attributes::of(&layers.unpacker.root)?;
-        layers.unpacker.directories.insert(Vec::new(), root);
+        if onto != Onto::Nothing {
+            // A service's layer has no entry for the root directory, which stays as it is.
+            let root = Attributes::of(&unpacker.root)?;
+            unpacker.directories.insert(Vec::new(), root);
+        }
         for path in options.left_out {
             // Deleting the content of a parent directory must not remove the path either.
             for (at, _) in path.match_indices('/') {
-                layers.unpacker.note_made(&path.as_bytes()[..at]);
+                unpacker.note_made(&path.as_bytes()[..at]);
             }
-            layers.unpacker.note_made(path.as_bytes());
+            unpacker.note_made(path.as_bytes());
         }
-        Ok(layers)
+        Ok(Self { unpacker })
     }
 
     /// Extracts the next layer, whose uncompressed bytes must have this SHA-256.
@@ -119,7 +112,9 @@ impl<'a> Layers<'a> {
         // Open directories are cached by name, but each layer may replace them.
         unpacker.stack.clear();
         if let Some(layer) = &mut unpacker.layer {
-            layer.is_upper = true;
+            if layer.onto == Onto::Nothing {
+                layer.onto = Onto::Tree;
+            }
             layer.made = HashSet::new();
         }
         Ok(())
@@ -149,14 +144,16 @@ impl Unpacker<'_> {
     /// Records that the current layer contains this path, or an entry below it.
     pub(crate) fn note_made(&mut self, path: &[u8]) {
         if let Some(layer) = &mut self.layer
-            && layer.is_upper
+            && layer.onto != Onto::Nothing
         {
             layer.made.insert(layer.hasher.hash_one(path));
         }
     }
 
+    /// Returns whether lower layers exist.
     pub(crate) fn is_upper(&self) -> bool {
-        self.layer.as_ref().is_some_and(|layer| layer.is_upper)
+        let layer = self.layer.as_ref();
+        layer.is_some_and(|layer| layer.onto != Onto::Nothing)
     }
 
     fn is_made(&self, path: &[u8]) -> bool {
@@ -195,7 +192,7 @@ impl Unpacker<'_> {
         if self
             .layer
             .as_ref()
-            .is_some_and(|layer| layer.deletions == Deletions::Keep)
+            .is_some_and(|layer| layer.onto == Onto::Overlay)
         {
             self.enter(parents, entry)?;
             return self.keep_deletion(name, deleted, entry).map(|()| true);
@@ -317,7 +314,7 @@ mod tests {
             left_out: &["etc/hosts", "run"],
             ..UnpackOptions::default()
         };
-        let mut layers = Layers::upon(root.path(), &options, Deletions::Apply).unwrap();
+        let mut layers = Layers::new(root.path(), &options, Onto::Tree).unwrap();
         let digest = hex::encode(Sha256::digest(&archive));
         layers
             .apply(

@@ -1,7 +1,7 @@
 //! Owns container images: pulled from a registry without a daemon, or read from files.
 //!
-//! Downloads and extraction overlap. A layer is extracted once its file has the digest in the manifest. Its content must
-//! have the digest in the configuration. So a manifest's digest determines the whole tree and the environment.
+//! Downloads and extraction overlap. A layer is extracted once its file has the digest in the manifest. Its content
+//! must have the digest in the configuration. So a manifest's digest determines the whole tree and the environment.
 
 pub(crate) mod changes;
 pub(crate) mod downloads;
@@ -25,7 +25,7 @@ use super::recipe::Oci;
 use super::{BuildContext, BuildProgress};
 use crate::image::fetch::{self, ByteCounter, Size};
 use crate::image::oci::downloads::while_downloading;
-use crate::image::oci::layers::Layers;
+use crate::image::oci::layers::{Layers, Onto};
 use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use layout::Layout;
@@ -79,7 +79,7 @@ fn from_files(
     let scratch = cx.into.parent().unwrap_or(Path::new("/"));
     let layout = Layout::open(path, wanted, platform, scratch, cancel, &mut report)?;
     let options = UnpackOptions::default();
-    let mut layers = Layers::new(cx.into, &options)?;
+    let mut layers = Layers::new(cx.into, &options, Onto::Nothing)?;
     for layer in &layout.layers {
         let file = layout.layer(layer, cancel)?;
         layers
@@ -142,7 +142,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         path.await.map(Piece::whole)
     };
     let needed = (0..layers.len()).collect();
-    let mut tree = Layers::new(cx.into, &options)?;
+    let mut tree = Layers::new(cx.into, &options, Onto::Nothing)?;
     while_downloading(needed, download, &counter, cancel, progress, |downloads| {
         for (index, diff_id) in config.diff_ids.iter().enumerate() {
             let archive = downloads.layer(index)?.open()?;
