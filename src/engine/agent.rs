@@ -7,14 +7,13 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::signalfd::SignalFd;
@@ -25,6 +24,7 @@ use super::start_command;
 use super::wire::{FromAgent, Reply, Request, Then, ToAgent};
 use crate::sys::error::Result;
 use crate::sys::host::system_text;
+use crate::sys::readable::which_readable;
 use crate::sys::{frames, signals};
 
 /// How long commands may take to exit after the agent receives SIGTERM.
@@ -130,9 +130,7 @@ impl Agent {
         if self.is_over()? {
             return Ok(false);
         }
-        let Some(ready) = self.wait()? else {
-            return Ok(true);
-        };
+        let ready = self.wait()?;
         if ready.signals {
             self.hear_signals()?;
         }
@@ -184,48 +182,30 @@ impl Agent {
         }
     }
 
-    /// Waits until a descriptor is readable or it is time to exit; returns `None` if a signal interrupts the wait.
-    fn wait(&self) -> Result<Option<Ready>> {
-        let (indices, sockets): (Vec<usize>, Vec<&UnixStream>) = self
-            .sessions
-            .iter()
-            .enumerate()
-            .filter_map(|(index, session)| Some((index, session.socket.as_ref()?)))
-            .unzip();
+    /// Waits until a descriptor is readable, or it is time to exit.
+    fn wait(&self) -> Result<Ready> {
         let own = [
             self.holder.as_fd(),
             self.listener.as_fd(),
             self.signals.as_fd(),
         ];
-        let sockets = sockets.into_iter().map(|socket| socket.as_fd());
-        let mut fds: Vec<PollFd<'_>> = own
-            .into_iter()
-            .chain(sockets)
-            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-            .collect();
+        let sessions = self.sessions.iter().enumerate();
+        let sockets =
+            sessions.filter_map(|(index, session)| Some((index, session.socket.as_ref()?.as_fd())));
+        let (indices, sockets): (Vec<usize>, Vec<BorrowedFd<'_>>) = sockets.unzip();
         let until = self.rest.until.filter(|_| self.sessions.is_empty());
-        let timeout = match self.deadline.or(until) {
-            // Round up, so as not to spin through the last millisecond.
-            Some(deadline) => PollTimeout::try_from(
-                deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1),
-            )
-            .unwrap_or(PollTimeout::MAX),
-            None => PollTimeout::NONE,
-        };
-        match poll(&mut fds, timeout) {
-            Err(Errno::EINTR) => return Ok(None),
-            other => other?,
-        };
-        let ready = |at: usize| fds[at].any().unwrap_or(true);
-        let sessions = indices.into_iter().enumerate();
-        Ok(Some(Ready {
-            holder: ready(0),
-            listener: ready(1),
-            signals: ready(2),
+        let until = self.deadline.or(until);
+        let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let ready = which_readable(&[&own[..], &sockets[..]].concat(), limit)?;
+        let sessions = indices.into_iter().zip(&ready[own.len()..]);
+        Ok(Ready {
+            holder: ready[0],
+            listener: ready[1],
+            signals: ready[2],
             sessions: sessions
-                .filter_map(|(slot, index)| ready(own.len() + slot).then_some(index))
+                .filter_map(|(index, ready)| ready.then_some(index))
                 .collect(),
-        }))
+        })
     }
 
     fn hear_signals(&mut self) -> Result<()> {

@@ -11,8 +11,18 @@ pub(crate) fn readable<const N: usize>(
     descriptors: [Option<BorrowedFd<'_>>; N],
     limit: Option<Duration>,
 ) -> nix::Result<[bool; N]> {
-    let given = descriptors.iter().flatten();
-    let mut fds: Vec<PollFd<'_>> = given
+    let given: Vec<BorrowedFd<'_>> = descriptors.iter().flatten().copied().collect();
+    let mut ready = which_readable(&given, limit)?.into_iter();
+    Ok(descriptors.map(|descriptor| descriptor.is_some() && ready.next() == Some(true)))
+}
+
+/// Does the same for any number of descriptors.
+pub(crate) fn which_readable(
+    descriptors: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+) -> nix::Result<Vec<bool>> {
+    let mut fds: Vec<PollFd<'_>> = descriptors
+        .iter()
         .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
         .collect();
     // Rounds up to avoid spinning through the last millisecond.
@@ -24,8 +34,5 @@ pub(crate) fn readable<const N: usize>(
             return Err(error);
         }
     }
-    let mut fds = fds.iter();
-    Ok(descriptors.map(|descriptor| {
-        descriptor.is_some() && fds.next().is_some_and(|fd| fd.any().unwrap_or(true))
-    }))
+    Ok(fds.iter().map(|fd| fd.any().unwrap_or(true)).collect())
 }
