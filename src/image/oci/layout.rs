@@ -88,15 +88,15 @@ impl Layout {
 
     /// Opens a layer's file and verifies it if its digest is known.
     pub(super) fn layer(&self, layer: &LayoutLayer, cancel: &AtomicBool) -> Result<Part> {
-        let (mut part, _) = self.files.part(&layer.path, layer.size)?;
-        if let Some(sha256) = &layer.sha256 {
-            let found = sha256_of(&mut part, cancel)?;
-            if found != *sha256 {
-                return Err(damaged(&format!("layer `{}`", layer.path), &found, sha256));
-            }
-            part.rewind();
+        let (mut part, piece) = self.files.part(&layer.path, layer.size)?;
+        let Some(sha256) = &layer.sha256 else {
+            return Ok(part);
+        };
+        let found = sha256_of(&mut part, cancel)?;
+        match found == *sha256 {
+            true => piece.part(part.into_inner()),
+            false => Err(damaged(&format!("layer `{}`", layer.path), &found, sha256)),
         }
-        Ok(part)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Nothing is copied: a tar file's headers are scanned once, and its parts are read in place.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
@@ -94,43 +94,18 @@ impl Piece {
     }
 
     pub(crate) fn open(&self) -> Result<Part> {
-        Ok(self.part(fs::File::open(&self.path)?))
+        self.part(fs::File::open(&self.path)?)
     }
 
-    fn part(&self, file: fs::File) -> Part {
-        Part {
-            file,
-            start: self.at,
-            at: self.at,
-            end: self.at.saturating_add(self.size),
-        }
+    /// Returns the bytes in the open file, from the first.
+    pub(super) fn part(&self, mut file: fs::File) -> Result<Part> {
+        file.seek(SeekFrom::Start(self.at))?;
+        Ok(file.take(self.size))
     }
 }
 
 /// A piece being read.
-#[derive(Debug)]
-pub(crate) struct Part {
-    file: fs::File,
-    start: u64,
-    at: u64,
-    end: u64,
-}
-
-impl Part {
-    pub(super) fn rewind(&mut self) {
-        self.at = self.start;
-    }
-}
-
-impl Read for Part {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.end - self.at);
-        let most = left.map_or(buffer.len(), |left| left.min(buffer.len()));
-        let amount = self.file.file().read_at(&mut buffer[..most], self.at)?;
-        self.at += amount as u64;
-        Ok(amount)
-    }
-}
+pub(crate) type Part = io::Take<fs::File>;
 
 impl LayoutFiles {
     /// Locates the parts in a directory or a tar file without verifying them.
@@ -164,7 +139,7 @@ impl LayoutFiles {
             return Err(too_large(name, piece.size, limit));
         }
         let mut bytes = Vec::new();
-        piece.part(file).read_to_end(&mut bytes)?;
+        piece.part(file)?.read_to_end(&mut bytes)?;
         Ok(Some(bytes))
     }
 
@@ -197,7 +172,7 @@ impl LayoutFiles {
             )
             .help("it is damaged, or was not copied to its end; copy it again"));
         }
-        Ok((piece.part(file), piece))
+        Ok((piece.part(file)?, piece))
     }
 
     fn find(&self, name: &str) -> Result<Option<(fs::File, Piece)>> {

@@ -5,7 +5,7 @@
 //! filling it would change its times.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, Read};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -135,23 +135,11 @@ pub fn unpack(
     decompressed(archive, &options.limits, |mut stream| {
         unpacker.archive(&mut stream, cancel, progress)?;
         // A program that pipes into rockenv must not die of SIGPIPE while it writes the last padding.
-        drain(stream);
+        drop(io::copy(&mut stream.take(1 << 20), &mut io::sink()));
         unpacker.finish()
     })
     .context(|| "cannot read the archive".into())??;
     Ok(unpacker.report)
-}
-
-fn drain(mut stream: impl BufRead) {
-    let mut left = 1_usize << 20;
-    while let Ok(buffer) = stream.fill_buf() {
-        let amount = buffer.len();
-        if amount == 0 || amount > left {
-            break;
-        }
-        left -= amount;
-        stream.consume(amount);
-    }
 }
 
 pub(crate) struct Unpacker<'a> {
