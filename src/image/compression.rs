@@ -4,9 +4,12 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::sync_channel;
+
+use bytes::Bytes;
 
 use crate::image::tar::unpack::Limits;
+use crate::sys::chunks::Chunks;
 
 pub(super) const CHUNK: usize = 512 << 10;
 /// Below this decompressed size any ratio is allowed, because a few kilobytes of text compress very well.
@@ -79,7 +82,7 @@ pub(super) fn decompressed<T>(
         input,
     };
     std::thread::scope(|scope| {
-        let (sender, receiver) = sync_channel::<io::Result<Vec<u8>>>(4);
+        let (sender, receiver) = sync_channel(4);
         std::thread::Builder::new().spawn_scoped(scope, move || {
             let mut decoder = match decoder(kind, source) {
                 Ok(decoder) => decoder,
@@ -102,7 +105,7 @@ pub(super) fn decompressed<T>(
                                 "it has more than the announced {unpacked} bytes"
                             )))
                         } else {
-                            Ok(chunk)
+                            Ok(Bytes::from(chunk))
                         }
                     }
                     Err(error) if input.failed.load(Ordering::Relaxed) => Err(error),
@@ -115,11 +118,7 @@ pub(super) fn decompressed<T>(
                 }
             }
         })?;
-        let mut chunks = Chunks {
-            receiver,
-            current: Vec::new(),
-            used: 0,
-        };
+        let mut chunks = Chunks::new(receiver);
         let outcome = consume(&mut chunks);
         drop(chunks);
         Ok(outcome)
@@ -157,38 +156,6 @@ fn decoder<'a>(kind: Compression, source: impl Read + 'a) -> io::Result<Box<dyn 
             Box::new(liblzma::read::XzDecoder::new_stream(source, stream))
         }
     })
-}
-
-struct Chunks {
-    receiver: Receiver<io::Result<Vec<u8>>>,
-    current: Vec<u8>,
-    used: usize,
-}
-
-impl Read for Chunks {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let chunk = self.fill_buf()?;
-        let amount = chunk.len().min(buffer.len());
-        buffer[..amount].copy_from_slice(&chunk[..amount]);
-        self.consume(amount);
-        Ok(amount)
-    }
-}
-
-impl BufRead for Chunks {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if self.used == self.current.len()
-            && let Ok(next) = self.receiver.recv()
-        {
-            self.current = next?;
-            self.used = 0;
-        }
-        Ok(&self.current[self.used..])
-    }
-
-    fn consume(&mut self, amount: usize) {
-        self.used = (self.used + amount).min(self.current.len());
-    }
 }
 
 #[cfg(test)]

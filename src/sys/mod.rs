@@ -10,6 +10,7 @@ pub(crate) mod beneath;
 pub(crate) mod builtin;
 pub(crate) mod catalog;
 pub(crate) mod checksum;
+pub(crate) mod chunks;
 pub(crate) mod frames;
 pub(crate) mod host;
 pub(crate) mod name;

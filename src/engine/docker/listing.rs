@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::sync_channel;
 
 use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
@@ -13,6 +13,7 @@ use futures_util::stream::BoxStream;
 
 use super::{LATE, Labels, Service};
 use crate::sys::checksum;
+use crate::sys::chunks::Chunks;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::thread;
 
@@ -87,19 +88,15 @@ impl Service {
         &self,
         what: &str,
         mut stream: BoxStream<'_, std::result::Result<Bytes, Refusal>>,
-        read: impl FnOnce(Pieces) -> Result<T> + Send,
+        read: impl FnOnce(Chunks) -> Result<T> + Send,
     ) -> Result<T> {
-        let (sender, receiver) = sync_channel::<Bytes>(PIECES);
+        let (sender, receiver) = sync_channel(PIECES);
         std::thread::scope(|scope| {
-            let pieces = Pieces {
-                incoming: receiver,
-                current: Bytes::new(),
-            };
-            let reading = thread::start_in(scope, move || read(pieces))?;
+            let reading = thread::start_in(scope, move || read(Chunks::new(receiver)))?;
             let sent = self.ask(LATE, what, async {
                 while let Some(piece) = stream.next().await {
                     // A reader that stopped has reported why.
-                    if sender.send(piece?).is_err() {
+                    if sender.send(Ok(piece?)).is_err() {
                         break;
                     }
                 }
@@ -183,24 +180,4 @@ fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
         );
     }
     Ok(found)
-}
-
-/// Pieces from another thread as one stream.
-pub(super) struct Pieces {
-    incoming: Receiver<Bytes>,
-    current: Bytes,
-}
-
-impl Read for Pieces {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        while self.current.is_empty() {
-            match self.incoming.recv() {
-                Ok(piece) => self.current = piece,
-                Err(_) => return Ok(0),
-            }
-        }
-        let count = self.current.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&self.current.split_to(count));
-        Ok(count)
-    }
 }
