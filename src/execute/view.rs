@@ -89,6 +89,12 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
     Ok(Some(PatchedSource::Overlay(view)))
 }
 
+/// Returns the modification time of a regular file, in seconds and nanoseconds.
+fn modified(top: &Path, path: &Path) -> Option<(i64, i64)> {
+    let found = file::open(top, path).ok()??.metadata().ok()?;
+    Some((found.mtime(), found.mtime_nsec()))
+}
+
 struct ViewedStep<'s> {
     /// The step that sees it, and its number.
     step: &'s Step,
@@ -220,6 +226,17 @@ impl<'a> Execution<'a, '_> {
                 script.check(hook, &made, changed, &directory.join(&id))?;
                 script.keep_times(&directory.join(&id), &known, &mut stack.times)?;
             }
+            let mut tops = stack.lowers(&directory);
+            tops.push(directory.join(&id));
+            let is_made = |path: &PathBuf| {
+                let time = stack.times.get(path);
+                time.is_some_and(|time| is_in(&tops, path, time))
+            };
+            if self.has_all(&volume.name, stack.hooks() + 1) && !known.keys().all(is_made) {
+                in_layer(&mut stack, &directory, &id, &source, |at, times| {
+                    renew(at, &known, times)
+                })?;
+            }
             sync(&directory.join(&id))?;
             stack.layers.push(StackLayer {
                 id: Some(id),
@@ -227,7 +244,9 @@ impl<'a> Execution<'a, '_> {
             });
             atomic::write_json(&stack_file(&directory), &stack)?;
         }
-        self.forget_times(&volume.name, &directory, &mut stack);
+        if self.has_all(&volume.name, stack.hooks()) {
+            forget_times(&directory, &mut stack);
+        }
         if stack.upper.is_none() {
             let id: ViewLayerId = random_id()?.try_into()?;
             make_upper(self.store, &directory, &id, &source)?;
@@ -275,20 +294,9 @@ impl<'a> Execution<'a, '_> {
         known: &Times,
     ) -> Result<HookChanges> {
         make_upper(self.store, directory, id, source)?;
-        let at = at(directory);
-        fs::create_dir_all(&at)?;
-        let mut lowers = stack.lowers(directory);
-        lowers.push(source.to_owned());
-        let (diff, work) = (directory.join(id), work(directory));
-        let times = &mut stack.times;
-        let changes = overlay::in_throw_away_namespace(|| {
-            let upper = overlay::Upper {
-                diff: &diff,
-                work: &work,
-            };
-            overlay::mount(&lowers, Some(upper), &at)?;
-            change(&at, hook, known, times)
-        })??;
+        let changes = in_layer(stack, directory, id, source, |at, times| {
+            change(at, hook, known, times)
+        })?;
         self.tell(hook, &changes);
         Ok(changes)
     }
@@ -304,23 +312,10 @@ impl<'a> Execution<'a, '_> {
         }
     }
 
-    /// Forgets the times of files that no hook changes any more. If one does so again, they must be newer than what was
-    /// built without it. Until the last hook is there, every file may still be changed.
-    fn forget_times(&self, volume: &str, directory: &Path, stack: &mut Stack) {
-        let hooks = self.spec.hooks.iter();
-        if stack.hooks() < hooks.filter(|hook| hook.volume == volume).count() {
-            return;
-        }
-        let tops = stack.names().into_iter().map(|id| directory.join(id));
-        let tops: Vec<PathBuf> = tops.collect();
-        let has = |top: &Path, path: &Path, time: &Time| {
-            let found = file::open(top, path).ok().flatten();
-            let found = found.and_then(|found| found.metadata().ok());
-            let time = (time.seconds, time.nanoseconds);
-            found.is_some_and(|found| (found.mtime(), found.mtime_nsec()) == time)
-        };
-        let times = &mut stack.times;
-        times.retain(|path, time| tops.iter().any(|top| has(top, path, time)));
+    /// Returns whether this number of hooks is all of a volume's. Until then, every file may still be changed.
+    fn has_all(&self, volume: &str, hooks: usize) -> bool {
+        let all = self.spec.hooks.iter();
+        hooks >= all.filter(|hook| hook.volume == volume).count()
     }
 
     fn hook(&self, wanted: &resolve::Hook) -> Result<&'a Hook> {
@@ -373,6 +368,64 @@ impl<'a> Execution<'a, '_> {
     }
 }
 
+/// Changes files in the topmost layer `id`, mounted on all existing layers, and their times.
+fn in_layer<T: Send>(
+    stack: &mut Stack,
+    directory: &Path,
+    id: &str,
+    source: &Path,
+    change: impl FnOnce(&Path, &mut Times) -> Result<T> + Send,
+) -> Result<T> {
+    let at = at(directory);
+    fs::create_dir_all(&at)?;
+    let mut lowers = stack.lowers(directory);
+    lowers.push(source.to_owned());
+    let (diff, work) = (directory.join(id), work(directory));
+    let times = &mut stack.times;
+    overlay::in_throw_away_namespace(|| {
+        let upper = overlay::Upper {
+            diff: &diff,
+            work: &work,
+        };
+        overlay::mount(&lowers, Some(upper), &at)?;
+        change(&at, times)
+    })?
+}
+
+/// Forgets the times of files that no hook changes any more. If one does so again, they must be newer than what was
+/// built without it.
+fn forget_times(directory: &Path, stack: &mut Stack) {
+    let tops = stack.names().into_iter().map(|id| directory.join(id));
+    let tops: Vec<PathBuf> = tops.collect();
+    stack.times.retain(|path, time| is_in(&tops, path, time));
+}
+
+/// Returns whether one of the layers has the file of this time.
+fn is_in(layers: &[PathBuf], path: &Path, time: &Time) -> bool {
+    let mut found = layers.iter().map(|layer| modified(layer, path));
+    found.any(|found| found == Some(time.modified()))
+}
+
+/// Gives the files that hooks changed before, and none changes now, new times: the source's own are older than what was
+/// built from the changed ones. `known` has the times from before, and `times` those of the files that hooks change.
+fn renew(at: &Path, known: &Times, times: &mut Times) -> Result<()> {
+    for path in known.keys() {
+        let time = times.get(path).map(Time::modified);
+        if time.is_some() && time == modified(at, path) {
+            continue;
+        }
+        match file::read(at, path) {
+            Ok(file::FoundEntry::File { bytes, .. }) => {
+                let time = write(at, path, &bytes, None, known)?;
+                times.insert(path.clone(), time);
+            }
+            // The file was the hook's own, or is too large for one.
+            _ => drop(times.remove(path)),
+        }
+    }
+    Ok(())
+}
+
 /// Applies the changes of a hook's patches and edits in a directory of the env. `known` has the times of files when the
 /// last hook had been applied, and `times` gets the new ones.
 fn change(at: &Path, hook: &Hook, known: &Times, times: &mut Times) -> Result<HookChanges> {
@@ -399,7 +452,7 @@ fn write(
 ) -> Result<Time> {
     let sha256 = hex::encode(Sha256::digest(bytes));
     let known = known.get(path).filter(|time| time.sha256 == sha256);
-    let known = known.map(|time| (time.seconds, time.nanoseconds));
+    let known = known.map(Time::modified);
     let (seconds, nanoseconds) = file::write(at, path, bytes, executable, known)?;
     Ok(Time {
         sha256,

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::script::{differences, identities};
 use super::stack::{Stack, StackLayer};
 use super::written::is_written;
-use super::{PatchedSource, ViewedStep, change, stack_file};
+use super::{PatchedSource, ViewedStep, change, forget_times, renew, stack_file};
 use crate::execute::Execution;
 use crate::plan::ids::ViewLayerId;
 use crate::plan::resolve;
@@ -78,7 +78,10 @@ impl Execution<'_, '_> {
             last.id.get_or_insert_with(|| id.clone());
         }
         stack.upper = Some(id);
-        self.forget_times(&viewed.volume.name, directory, stack);
+        if self.has_all(&viewed.volume.name, stack.hooks()) {
+            renew(&copy, &known, &mut stack.times)?;
+            forget_times(directory, stack);
+        }
         // Files that steps write from now on have later change times.
         stack.written.copied = i64::try_from(Timestamp::now().as_nanosecond()).ok();
         atomic::write_json(&stack_file(directory), stack)?;

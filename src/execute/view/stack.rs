@@ -69,6 +69,13 @@ pub(super) struct Time {
     pub(super) nanoseconds: i64,
 }
 
+impl Time {
+    /// Returns it in seconds and nanoseconds.
+    pub(super) fn modified(&self) -> (i64, i64) {
+        (self.seconds, self.nanoseconds)
+    }
+}
+
 impl Stack {
     /// Drops layers that do not belong to these hooks on this source.
     ///

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use fs_err as fs;
 
-use super::{EDIT, hook, source};
+use super::{EDIT, STEPS, hook, source};
 use crate::support::env::TestStore;
 use crate::support::terminal::Terminal;
 
@@ -100,4 +100,45 @@ fn a_step_that_touches_everything_makes_nothing_its_own() {
     }
     store.rockenv(&["up", store.env(), "--rerun", "b"]).ok();
     store.sh("cat /v/src/a.txt").ok().prints(&text);
+}
+
+#[test]
+fn what_was_changed_by_hand_in_a_view_outlives_it() {
+    let store = TestStore::new();
+    let src = source(&store);
+    hook(&store, "fix", EDIT);
+    store.up_with(STEPS);
+    store
+        .sh("echo precious >> /v/src/a.txt; mkdir /v/src/new; echo precious > /v/src/new/mine")
+        .ok();
+    fs::write(src.join("d/c.txt"), "changed").unwrap();
+    store
+        .up()
+        .says(&["manually edited files", "views/src/kept-"]);
+    let views = store.env_dir().join("views/src");
+    let kept = || {
+        let entries = fs::read_dir(&views).unwrap().map(|entry| entry.unwrap());
+        let mut kept: Vec<PathBuf> = entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("kept-"))
+            .map(|entry| entry.path())
+            .collect();
+        assert_eq!(kept.len(), 1);
+        kept.remove(0)
+    };
+    for (name, end) in [("a.txt", "ONE\nprecious\n"), ("new/mine", "precious\n")] {
+        assert_eq!(fs::read_to_string(kept().join(name)).unwrap(), end);
+    }
+    // Steps write their files again, and a command that only reads changes nothing.
+    store.sh("cat /v/src/a.txt").ok();
+    fs::write(src.join("d/c.txt"), "changed again").unwrap();
+    let said = store.up().err;
+    assert!(!said.contains("kept-"), "{said}");
+    kept();
+    // A command that is killed between two hooks leaves no layer for writes.
+    let stack = views.join("stack.json");
+    let mut left: serde_json::Value = serde_json::from_slice(&fs::read(&stack).unwrap()).unwrap();
+    left["upper"] = serde_json::Value::Null;
+    fs::write(&stack, left.to_string()).unwrap();
+    store.sh("touch /v/src/mine").exits(1);
+    assert!(!src.join("mine").exists());
 }
