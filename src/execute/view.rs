@@ -89,6 +89,13 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
     Ok(Some(PatchedSource::Overlay(view)))
 }
 
+/// Returns whether files of a source are older than those that an env's view of it had in their place.
+pub(crate) fn is_older(env: &Path, volume: &str, source: &Path) -> Result<bool> {
+    let stack = atomic::read_json::<Stack>(&stack_file(&env.join("views").join(volume)))?;
+    let mut times = stack.unwrap_or_default().times.into_iter();
+    Ok(times.any(|(path, time)| modified(source, &path).is_some_and(|own| own < time.modified())))
+}
+
 /// Returns the modification time of a regular file, in seconds and nanoseconds.
 fn modified(top: &Path, path: &Path) -> Option<(i64, i64)> {
     let found = file::open(top, path).ok()??.metadata().ok()?;

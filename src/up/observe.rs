@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 
 use crate::engine::docker::Service;
+use crate::execute::is_older;
 use crate::plan::ids::{EnvName, ImageKey, LayerId, StepKey};
 use crate::plan::record::{Outcome, Snapshot, StepRecord};
-use crate::plan::resolve::{self, Spec, Step};
+use crate::plan::resolve::{self, Spec, Step, VolumeSource};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
 use crate::store::attempt::Attempt;
@@ -125,8 +126,8 @@ pub(crate) fn observe(
         observed.attempt = stand.attempt.map(|begun| begun.key);
     }
     observed.lacking = writers.map_or_else(BTreeSet::new, |writers| writers.lacking(wanted));
-    observed.has_older_sources =
-        before.is_some_and(|before| has_older_sources(store, &before, spec));
+    let may_be = |before| has_older_sources(store, before, spec);
+    observed.has_older_sources = before.as_ref().map_or(Ok(false), may_be)?;
     observed.is_modified = match env {
         Some(env) => env.is_modified()?,
         None => record.head.tree.is_some(),
@@ -156,12 +157,28 @@ fn keeps_volumes(
 
 /// Returns whether files of sources may be older than what the last `up` built, although they changed: a clone in the
 /// store replaces another directory or is replaced by one, or a hook's changes are gone.
-fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> bool {
+fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> Result<bool> {
     let is_gone = |old: &resolve::Hook| spec.hooks.iter().all(|hook| hook.name != old.name);
     let [old, new] = [before, spec].map(|spec| source::directories(store, spec));
-    let mut volumes = spec.volumes.iter().map(|volume| &volume.name);
-    before.hooks.iter().any(is_gone)
-        || volumes.any(|name| before.volume(name).is_some() && old.get(name) != new.get(name))
+    for volume in &spec.volumes {
+        let (name, clone) = (&volume.name, new.get(&volume.name));
+        if before.volume(name).is_some() && old.get(name) != clone {
+            return Ok(true);
+        }
+        let directory = match &volume.source {
+            VolumeSource::Path(path) => Some(path),
+            VolumeSource::Git(_) | VolumeSource::Store => clone,
+        };
+        let mut hooks = before.hooks.iter().filter(|hook| hook.volume == *name);
+        // No step may have seen the hook yet, or the source's own files are new since.
+        if let Some(directory) = directory
+            && hooks.any(is_gone)
+            && is_older(&store.env_dir(&spec.name), name, directory)?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Returns the names of the steps that ran in an env, or whose snapshots it had.
@@ -521,6 +538,8 @@ pub(crate) fn plan_for(
 
 #[cfg(test)]
 mod tests {
+    use fs_err as fs;
+
     use super::*;
     use crate::profile;
 
@@ -539,19 +558,32 @@ mod tests {
         let git = |rev: &str| format!("git = 'https://example.org/a'\nrev = '{rev}'");
         let (one, two) = (git("1"), git("2"));
         let (one, two) = (one.as_str(), two.as_str());
-        let path = "path = '/a'";
-        for (before, after, may_be) in [
-            ((one, ""), (one, ""), false),
-            ((one, ""), (one, "'fix'"), false),
-            ((one, "'fix'"), (one, ""), true),
-            ((one, ""), (two, ""), true),
-            ((one, ""), (path, ""), true),
-            ((path, ""), (one, ""), true),
-            ((path, ""), ("path = '/b'", ""), false),
+        let source = tempfile::tempdir().unwrap();
+        fs::write(source.path().join("file"), "").unwrap();
+        let path = format!("path = '{}'", source.path().display());
+        let path = path.as_str();
+        let view = store.env_dir(&spec(path, "").name).join("views/src");
+        fs::create_dir_all(&view).unwrap();
+        // When a hook had changed the file.
+        let patched = |seconds: u32| {
+            let time = format!(r#"{{"sha256": "", "seconds": {seconds}, "nanoseconds": 0}}"#);
+            let stack = format!(r#"{{"base": "", "layers": [], "times": {{"file": {time}}}}}"#);
+            fs::write(view.join("stack.json"), stack).unwrap();
+        };
+        for (seconds, before, after, may_be) in [
+            (u32::MAX, (one, ""), (one, ""), false),
+            (u32::MAX, (one, ""), (two, ""), true),
+            (u32::MAX, (one, ""), (path, ""), true),
+            (u32::MAX, (path, ""), (one, ""), true),
+            (u32::MAX, (path, ""), ("path = '/b'", ""), false),
+            (u32::MAX, (path, ""), (path, "'fix'"), false),
+            (u32::MAX, (path, "'fix'"), (path, ""), true),
+            (0, (path, "'fix'"), (path, ""), false),
         ] {
+            patched(seconds);
             let [old, new] = [before, after].map(|(source, hooks)| spec(source, hooks));
-            let found = has_older_sources(&store, &old, &new);
-            assert_eq!(found, may_be, "{before:?} {after:?}");
+            let found = has_older_sources(&store, &old, &new).unwrap();
+            assert_eq!(found, may_be, "{seconds} {before:?} {after:?}");
         }
     }
 }
