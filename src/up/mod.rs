@@ -415,15 +415,16 @@ fn nothing_to_do(
     if let Some(locked) = &resolved.gathered.selection.locked {
         env.keep_lock(&locked.lock)?;
     }
-    // Variables for using the results are in no key, so they may have changed.
-    if run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
-        env.save_spec(spec)?;
-    }
-    let record = env.known_record()?;
-    // If a later step has another key now, an earlier `up` to the end does not count.
+    let (record, until) = (env.known_record()?, &run.args.plan.until);
+    // If a later step has another key now, an earlier `up` to the end does not count, and its spec tells the next one
+    // what the build volumes were made from.
     let keys = plan.steps.iter().map(|step| &step.key);
     let is_same = keys.eq(record.steps.iter().map(|step| &step.key));
-    let complete = run.args.plan.until.is_none() || record.complete && is_same;
+    let complete = until.is_none() || record.complete && is_same;
+    // Variables for using the results are in no key, so they may have changed.
+    if (until.is_none() || is_same) && run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
+        env.save_spec(spec)?;
+    }
     let lock_file = resolved.gathered.selection.lock_file();
     let command = Some(run.args.lasting_command(lock_file));
     if record.complete != complete || record.command != command {

@@ -85,18 +85,22 @@ fn what_was_built_from_another_revision_does_not_pass_for_this_one() {
         git(&origin, &["commit", "--quiet", "--all", "-m", "second"]);
         let two = git(&origin, &["rev-parse", "HEAD"]);
         let daemon = Daemon::start(&upstream);
-        let up = |rev: &str| {
-            store.up_with(&format!(
+        let profile = |rev: &str| {
+            format!(
                 "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:{}/src'\nrev = '{rev}'\n\
                  target = '/v/src'\n[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
+                 [[step]]\nname = 'before'\nrun = 'true'\n\
                  [[step]]\nname = 'build'\ninputs = ['src']\nincremental = true\n\
                  run = 'test /v/build/a -nt /v/src/a || cp /v/src/a /v/build'\n",
                 daemon.port()
-            ))
+            )
         };
-        up(&one);
-        up(&two);
-        let again = up(&one);
+        store.up_with(&profile(&one));
+        store.up_with(&profile(&two));
+        store.profile(&profile(&one));
+        let before = ["up", store.env(), "--until", "before"];
+        store.rockenv(&before).ok().says(&["nothing to do"]);
+        let again = store.up();
         match method {
             "overlay" => drop(again.says(&["`--clean` empties them and runs every step again"])),
             _ => drop(store.sh("cat /v/build/a").ok().prints("one")),
