@@ -65,8 +65,9 @@ pub(crate) fn length_without_last(log: &[u8], ms: u64) -> usize {
     }
     let (mut left, mut later) = (ms, None);
     for line in log.split_inclusive(|byte| *byte == b'\n').rev() {
-        let fields = std::str::from_utf8(line).ok().map(|line| line.split('\t'));
-        let end = fields.and_then(|mut fields| fields.nth(1)?.parse::<u32>().ok());
+        let fields = String::from_utf8_lossy(line);
+        let end = fields.split('\t').nth(1);
+        let end = end.and_then(|end| end.parse::<u32>().ok());
         let passed = match (end, later) {
             (Some(end), Some(later)) if end <= later => later - end,
             // The end of an earlier run of ninja.

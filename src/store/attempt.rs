@@ -21,7 +21,7 @@ const APART: &str = "apart";
 /// Copy of that file, made when a command joins the step.
 const JOINED: &str = "joined";
 /// File with the id of the boot during which a step runs on build volumes.
-const RUNNING: &str = "running";
+pub(super) const RUNNING: &str = "running";
 
 /// A step that began and did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,9 +169,9 @@ impl LockedEnv<'_> {
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 
-    /// Records that a step runs on the build volumes. If the machine was restarted while the last one ran, lets ninja
+    /// Records whether a step runs on the build volumes. If the machine was restarted while the last one did, lets ninja
     /// run its last commands again: after a power failure, their outputs may be there without content.
-    pub(super) fn begin_run(&self) -> Result<()> {
+    pub(super) fn begin_run(&self, sees_volumes: bool) -> Result<()> {
         let (running, record) = (self.directory.join(RUNNING), self.known_record()?);
         if record.head.volumes.is_empty() {
             return Ok(());
@@ -185,7 +185,10 @@ impl LockedEnv<'_> {
             let tops: Vec<PathBuf> = volumes.map(|id| self.store.volume_dir(id)).collect();
             build_logs::cut(&tops);
         }
-        atomic::replace(&running, boot.as_bytes(), Survives::Either)
+        match sees_volumes {
+            true => atomic::replace(&running, boot.as_bytes(), Survives::Either),
+            false => self.end_run(),
+        }
     }
 
     /// Records that the run ended, whether it succeeded or not.
@@ -245,11 +248,14 @@ mod tests {
                 Some(boot) => fs::write(&running, boot).unwrap(),
                 None => env.end_run().unwrap(),
             }
-            env.begin_run().unwrap();
+            env.begin_run(true).unwrap();
             let lines = fs::read_to_string(&log).unwrap().lines().count();
             assert_eq!(lines, left, "{is_begun} {boot:?}");
             assert_eq!(fs::read_to_string(&running).unwrap(), boot_id());
         }
+        // A step that sees no build volume leaves none unwritten.
+        env.begin_run(false).unwrap();
+        assert!(!running.exists());
     }
 
     /// A process that takes the env's lock discards unfinished files in its directory.

@@ -182,7 +182,7 @@ impl LockedEnv<'_> {
                 record.head.by_hand = Some(ByHand::Nothing);
             })?;
         }
-        self.begin_run()?;
+        self.begin_run(sees_volumes)?;
         self.begin_attempt(key, sees_volumes, Some(began))
     }
 

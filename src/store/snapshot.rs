@@ -6,7 +6,7 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::attempt::{ATTEMPT, Attempt};
+use super::attempt::{ATTEMPT, Attempt, RUNNING};
 use super::history::{ByHand, History, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
@@ -431,6 +431,7 @@ impl LockedEnv<'_> {
         {
             let began = store.began(name, record, &begun.key, true)?;
             self.begin_attempt(&begun.key, true, began)?;
+            self.copy_file(from, RUNNING)?;
             if from.is_joined()? {
                 self.store.join_attempt(self.name())?;
             }
