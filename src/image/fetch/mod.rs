@@ -8,6 +8,7 @@ use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::image::certificates::Authorities;
@@ -166,13 +167,15 @@ pub(crate) fn in_thread<T: Send>(
     work: impl FnOnce() -> Result<T> + Send,
     mut tick: impl FnMut(),
 ) -> Result<T> {
+    let (running, ended) = channel::<()>();
     std::thread::scope(|scope| {
-        let worker = thread::start_in(scope, work)?;
+        // The end of the work, even by a panic, ends the wait.
+        let worker = thread::start_in(scope, || (work(), drop(running)).0)?;
         tick();
-        while !worker.is_finished() {
-            std::thread::sleep(POLL);
+        while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
             tick();
         }
+        tick();
         thread::joined(worker.join())
     })
 }

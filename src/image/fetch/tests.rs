@@ -72,6 +72,20 @@ fn leave_behind(partial: &str, blobs: &Path) {
 }
 
 #[test]
+fn the_end_of_work_ends_the_wait_for_it() {
+    let work = || {
+        std::thread::sleep(POLL / 20);
+        Ok(())
+    };
+    // A busy machine may need several attempts.
+    assert!((0..20).any(|_| {
+        let began = Instant::now();
+        in_thread(work, || {}).unwrap();
+        began.elapsed() < POLL
+    }));
+}
+
+#[test]
 fn a_download_goes_on_in_another_run() {
     let dir = tempfile::tempdir().unwrap();
     let cut = || b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec();
