@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, Read};
 use std::sync::mpsc::Receiver;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 
 /// Ends when the sender is gone.
 pub(crate) struct Chunks {
@@ -28,16 +28,15 @@ impl Read for Chunks {
 
 impl BufRead for Chunks {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        while self.current.is_empty() {
-            match self.incoming.recv() {
-                Ok(next) => self.current = next?,
-                Err(_) => break,
-            }
+        while self.current.is_empty()
+            && let Ok(next) = self.incoming.recv()
+        {
+            self.current = next?;
         }
         Ok(&self.current)
     }
 
     fn consume(&mut self, amount: usize) {
-        drop(self.current.split_to(amount.min(self.current.len())));
+        self.current.advance(amount.min(self.current.len()));
     }
 }
