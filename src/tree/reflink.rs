@@ -29,8 +29,8 @@ use crate::sys::error::{Result, ResultExt as _};
 
 /// Makes `to`, which must not exist, a copy of the directory `from`, on the same file system or another.
 ///
-/// Returns the number of bytes copied, without holes and shared extents. Nothing may write to `from` meanwhile. After an
-/// error the caller must remove the partial copy.
+/// Returns the number of bytes copied, without holes and shared extents. Nothing may write to `from` meanwhile. After
+/// an error the caller must remove the partial copy.
 pub fn copy_tree(from: &Path, to: &Path) -> Result<u64> {
     let (holder, name) = beneath::split(to)?;
     mkdirat(&holder, name.as_c_str(), Mode::S_IRWXU)

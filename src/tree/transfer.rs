@@ -24,8 +24,8 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// Gives the empty file `to` the `size` bytes of `from`. Returns the number of bytes copied, without holes: zero for
-    /// shared extents.
+    /// Gives the empty file `to` the `size` bytes of `from`. Returns the number of bytes copied, without holes: zero
+    /// for shared extents.
     pub(super) fn transfer(
         &self,
         from: BorrowedFd<'_>,
@@ -151,5 +151,25 @@ mod tests {
         from.write_all_at(b"text", 0).unwrap();
         assert_eq!(copy(from.as_fd(), to.as_fd(), 4), Ok(4));
         assert_eq!(copy(from.as_fd(), to.as_fd(), 5), Err(Errno::EAGAIN));
+    }
+
+    #[test]
+    fn data_ends_at_the_given_size_and_is_found_without_hole_detection() {
+        const AT: i64 = 4 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"text", AT.unsigned_abs()).unwrap();
+        for (from, size, found) in [
+            (0, AT + 4, Some((AT, AT + 4))),
+            (AT + 2, AT + 4, Some((AT + 2, AT + 4))),
+            (AT + 4, AT + 4, None),
+            // The file has grown past the size.
+            (0, 4096, None),
+        ] {
+            assert_eq!(next_data(file.as_fd(), from, size), Ok(found), "{from}");
+        }
+        // Such files have no `SEEK_DATA`.
+        let status = fs_err::File::open("/proc/self/status").unwrap();
+        let found = next_data(status.file().as_fd(), 1, 4);
+        assert_eq!(found, Ok(Some((1, 4))));
     }
 }
