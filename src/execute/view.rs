@@ -211,6 +211,7 @@ impl<'a> Execution<'a, '_> {
         }
         self.collect(&directory, &stack)?;
         let known = stack.times.clone();
+        let settled = self.settled(&known, &volume.name, hooks)?;
         for wanted in &hooks[stack.hooks()..] {
             let hook = self.hook(wanted)?;
             // Steps' earlier writes become a layer below the hook, which may change them.
@@ -239,9 +240,9 @@ impl<'a> Execution<'a, '_> {
                 let time = stack.times.get(path);
                 time.is_some_and(|time| is_in(&tops, path, time))
             };
-            if self.has_all(&volume.name, stack.hooks() + 1) && !known.keys().all(is_made) {
+            if stack.hooks() + 1 == hooks.len() && !settled.keys().all(is_made) {
                 in_layer(&mut stack, &directory, &id, &source, |at, times| {
-                    renew(at, &known, times)
+                    renew(at, &settled, times)
                 })?;
             }
             sync(&directory.join(&id))?;
@@ -317,6 +318,20 @@ impl<'a> Execution<'a, '_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns the known times of the files that no hook of a later step changes: these hooks give such a file its time.
+    fn settled(&self, known: &Times, volume: &str, hooks: &[&resolve::Hook]) -> Result<Times> {
+        let mut settled = known.clone();
+        let all = self.spec.hooks.iter();
+        for later in all.filter(|hook| hook.volume == volume && !hooks.contains(hook)) {
+            let hook = self.hook(later)?;
+            let scripted = hook.work.script.iter().flat_map(|script| &script.changes);
+            let mut files = hook::files(hook)?;
+            files.extend(scripted.cloned());
+            settled.retain(|path, _| !files.contains(path));
+        }
+        Ok(settled)
     }
 
     /// Returns whether this number of hooks is all of a volume's. Until then, every file may still be changed.
@@ -414,7 +429,7 @@ fn is_in(layers: &[PathBuf], path: &Path, time: &Time) -> bool {
 }
 
 /// Gives the files that hooks changed before, and none changes now, new times: the source's own are older than what was
-/// built from the changed ones. `known` has the times from before, and `times` those of the files that hooks change.
+/// built from the changed ones. `known` has their times from before, and `times` those of the files that hooks change.
 fn renew(at: &Path, known: &Times, times: &mut Times) -> Result<()> {
     for path in known.keys() {
         let time = times.get(path).map(Time::modified);

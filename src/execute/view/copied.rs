@@ -78,8 +78,9 @@ impl Execution<'_, '_> {
             last.id.get_or_insert_with(|| id.clone());
         }
         stack.upper = Some(id);
+        let settled = self.settled(&known, &viewed.volume.name, hooks)?;
+        renew(&copy, &settled, &mut stack.times)?;
         if self.has_all(&viewed.volume.name, stack.hooks()) {
-            renew(&copy, &known, &mut stack.times)?;
             forget_times(directory, stack);
         }
         // Files that steps write from now on have later change times.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::stack::Times;
-use super::{PatchedSource, ViewedStep, Views, write};
+use super::{PatchedSource, ViewedStep, Views, modified, write};
 use crate::execute::run_container::Attempt;
 use crate::execute::{Ending, Execution};
 use crate::plan::resolve::{Action, Step, User};
@@ -126,7 +126,10 @@ impl Script {
 
     /// Gives the files that it changed the times that they had with the same content, as `change` does.
     pub(super) fn keep_times(&self, inside: &Path, known: &Times, times: &mut Times) -> Result<()> {
-        for path in &self.changes {
+        let mut paths: Vec<&PathBuf> = self.changes.iter().collect();
+        // The order of new times stays: make compares files that the script made of each other.
+        paths.sort_by_key(|path| modified(inside, path));
+        for path in paths {
             // A file that it removed, or one that is too large for `change`, has no time.
             if let Ok(file::FoundEntry::File { bytes, .. }) = file::read(inside, path) {
                 let time = write(inside, path, &bytes, None, known)?;
