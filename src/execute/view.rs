@@ -89,11 +89,18 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
     Ok(Some(PatchedSource::Overlay(view)))
 }
 
-/// Returns whether files of a source are older than those that an env's view of it had in their place.
+/// Returns whether files that hooks changed in an env's view of a source are older in the source than what a step may
+/// have built from the changed ones. A changed file can be older than both.
 pub(crate) fn is_older(env: &Path, volume: &str, source: &Path) -> Result<bool> {
-    let stack = atomic::read_json::<Stack>(&stack_file(&env.join("views").join(volume)))?;
-    let mut times = stack.unwrap_or_default().times.into_iter();
-    Ok(times.any(|(path, time)| modified(source, &path).is_some_and(|own| own < time.modified())))
+    let file = stack_file(&env.join("views").join(volume));
+    let Some(stack) = atomic::read_json::<Stack>(&file)? else {
+        return Ok(false);
+    };
+    // Written whenever a step begins on the view, and when it succeeds.
+    let found = fs::metadata(&file)?;
+    let last = (found.mtime(), found.mtime_nsec());
+    let mut paths = stack.times.keys();
+    Ok(paths.any(|path| modified(source, path).is_some_and(|own| own < last)))
 }
 
 /// Returns the modification time of a regular file, in seconds and nanoseconds.

@@ -21,6 +21,7 @@ pub(crate) mod locked;
 pub(crate) mod matrix;
 pub(crate) mod observe;
 pub(crate) mod offline;
+mod older_sources;
 pub(crate) mod options;
 pub(crate) mod other_users;
 pub(crate) mod preflight;

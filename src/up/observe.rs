@@ -4,18 +4,18 @@
 use std::collections::BTreeSet;
 
 use crate::engine::docker::Service;
-use crate::execute::is_older;
 use crate::plan::ids::{EnvName, ImageKey, LayerId, StepKey};
 use crate::plan::record::{Outcome, Snapshot, StepRecord};
-use crate::plan::resolve::{self, Spec, Step, VolumeSource};
+use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
 use crate::store::attempt::Attempt;
 use crate::store::history::{History, LayerSearch};
 use crate::store::layer::VolumeState;
 use crate::store::results::outputs;
-use crate::store::{Layer, LockedEnv, Record, Store, source};
+use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
+use crate::up::older_sources::has_older_sources;
 use crate::up::resolve::Gathered;
 
 /// Returns the profile's steps in order, with the reason for each step that this env omits.
@@ -153,32 +153,6 @@ fn keeps_volumes(
         Some(env) => env.is_changed_by_hand(),
         None => Ok(record.head.by_hand().is_some()),
     }
-}
-
-/// Returns whether files of sources may be older than what the last `up` built, although they changed: a clone in the
-/// store replaces another directory or is replaced by one, or a hook's changes are gone.
-fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> Result<bool> {
-    let is_gone = |old: &resolve::Hook| spec.hooks.iter().all(|hook| hook.name != old.name);
-    let [old, new] = [before, spec].map(|spec| source::directories(store, spec));
-    for volume in &spec.volumes {
-        let (name, clone) = (&volume.name, new.get(&volume.name));
-        if before.volume(name).is_some() && old.get(name) != clone {
-            return Ok(true);
-        }
-        let directory = match &volume.source {
-            VolumeSource::Path(path) => Some(path),
-            VolumeSource::Git(_) | VolumeSource::Store => clone,
-        };
-        let mut hooks = before.hooks.iter().filter(|hook| hook.volume == *name);
-        // No step may have seen the hook yet, or the source's own files are new since.
-        if let Some(directory) = directory
-            && hooks.any(is_gone)
-            && is_older(&store.env_dir(&spec.name), name, directory)?
-        {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Returns the names of the steps that ran in an env, or whose snapshots it had.
@@ -534,56 +508,4 @@ pub(crate) fn plan_for(
     )?;
     let plan = decide(&wanted, &observed, options);
     Ok((observed, plan))
-}
-
-#[cfg(test)]
-mod tests {
-    use fs_err as fs;
-
-    use super::*;
-    use crate::profile;
-
-    #[test]
-    fn sources_whose_files_may_be_older_than_before_are_other_clones_and_those_without_a_hook() {
-        let (_directory, store) = Store::scratch();
-        let spec = |source: &str, hooks: &str| {
-            let text = format!(
-                "schema = 1\nimage = 'debian'\nhooks = [{hooks}]\n\
-                 [[volume]]\nname = 'src'\nkind = 'source'\ntarget = '/src'\n{source}\n\
-                 [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n"
-            );
-            let profile = profile::from_text("p", &text).unwrap();
-            resolve::resolve(&profile, &resolve::tests_inputs()).unwrap()
-        };
-        let git = |rev: &str| format!("git = 'https://example.org/a'\nrev = '{rev}'");
-        let (one, two) = (git("1"), git("2"));
-        let (one, two) = (one.as_str(), two.as_str());
-        let source = tempfile::tempdir().unwrap();
-        fs::write(source.path().join("file"), "").unwrap();
-        let path = format!("path = '{}'", source.path().display());
-        let path = path.as_str();
-        let view = store.env_dir(&spec(path, "").name).join("views/src");
-        fs::create_dir_all(&view).unwrap();
-        // When a hook had changed the file.
-        let patched = |seconds: u32| {
-            let time = format!(r#"{{"sha256": "", "seconds": {seconds}, "nanoseconds": 0}}"#);
-            let stack = format!(r#"{{"base": "", "layers": [], "times": {{"file": {time}}}}}"#);
-            fs::write(view.join("stack.json"), stack).unwrap();
-        };
-        for (seconds, before, after, may_be) in [
-            (u32::MAX, (one, ""), (one, ""), false),
-            (u32::MAX, (one, ""), (two, ""), true),
-            (u32::MAX, (one, ""), (path, ""), true),
-            (u32::MAX, (path, ""), (one, ""), true),
-            (u32::MAX, (path, ""), ("path = '/b'", ""), false),
-            (u32::MAX, (path, ""), (path, "'fix'"), false),
-            (u32::MAX, (path, "'fix'"), (path, ""), true),
-            (0, (path, "'fix'"), (path, ""), false),
-        ] {
-            patched(seconds);
-            let [old, new] = [before, after].map(|(source, hooks)| spec(source, hooks));
-            let found = has_older_sources(&store, &old, &new).unwrap();
-            assert_eq!(found, may_be, "{seconds} {before:?} {after:?}");
-        }
-    }
 }

@@ -1,0 +1,103 @@
+//! Owns whether files of a source may be older than what was built from it, although it changed. Then ninja and make
+//! take old objects for new ones.
+
+use crate::execute::is_older;
+use crate::plan::resolve::{self, Spec, VolumeSource};
+use crate::store::{Store, source};
+use crate::sys::error::Result;
+
+/// Returns whether files of sources may be older than what the last `up` built, although they changed: a clone in the
+/// store replaces another directory or is replaced by one, or steps no longer see a hook's changes.
+pub(super) fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> Result<bool> {
+    let from = |hook: &resolve::Hook| spec.steps.iter().position(|step| step.name == hook.from);
+    let is_gone = |old: &resolve::Hook| {
+        let mut hooks = spec.hooks.iter();
+        let new = hooks.find(|hook| hook.name == old.name && hook.volume == old.volume);
+        new.is_none_or(|new| from(old).is_some_and(|old| from(new) > Some(old)))
+    };
+    let [old, new] = [before, spec].map(|spec| source::directories(store, spec));
+    for volume in &spec.volumes {
+        let (name, clone) = (&volume.name, new.get(&volume.name));
+        if before.volume(name).is_some() && old.get(name) != clone {
+            return Ok(true);
+        }
+        let directory = match &volume.source {
+            VolumeSource::Path(path) => Some(path),
+            VolumeSource::Git(_) | VolumeSource::Store => clone,
+        };
+        let mut hooks = before.hooks.iter().filter(|hook| hook.volume == *name);
+        // No step may have seen the hook yet, or the source's own files are new since.
+        if let Some(directory) = directory
+            && hooks.any(is_gone)
+            && is_older(&store.env_dir(&spec.name), name, directory)?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use fs_err as fs;
+
+    use super::*;
+    use crate::profile;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn sources_whose_files_may_be_older_than_before_are_other_clones_and_those_without_a_hook() {
+        let (_directory, store) = Store::scratch();
+        let spec = |source: &str, hooks: &str| {
+            let text = format!(
+                "schema = 1\nimage = 'debian'\nhooks = [{hooks}]\n\
+                 [[volume]]\nname = 'src'\nkind = 'source'\ntarget = '/src'\n{source}\n\
+                 [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n\
+                 [[step]]\nname = 'two'\nrun = 'true'\n"
+            );
+            let profile = profile::from_text("p", &text).unwrap();
+            resolve::resolve(&profile, &resolve::tests_inputs()).unwrap()
+        };
+        let git = |rev: &str| format!("git = 'https://example.org/a'\nrev = '{rev}'");
+        let (one, two) = (git("1"), git("2"));
+        let (one, two) = (one.as_str(), two.as_str());
+        let source = tempfile::tempdir().unwrap();
+        let file = source.path().join("file");
+        fs::write(&file, "").unwrap();
+        let path = format!("path = '{}'", source.path().display());
+        let path = path.as_str();
+        let view = store.env_dir(&spec(path, "").name).join("views/src");
+        fs::create_dir_all(&view).unwrap();
+        // A hook had changed the file long ago, and a step has seen it now.
+        let time = r#"{"sha256": "", "seconds": 0, "nanoseconds": 0}"#;
+        let stack = format!(r#"{{"base": "", "layers": [], "times": {{"file": {time}}}}}"#);
+        fs::write(view.join("stack.json"), stack).unwrap();
+        let now = SystemTime::now();
+        let [ago, ahead] = [now - HOUR, now + HOUR];
+        let is_as = |time| fs::File::open(&file).unwrap().set_modified(time).unwrap();
+        for (time, before, after, may_be) in [
+            (ago, (one, ""), (one, ""), false),
+            (ago, (one, ""), (two, ""), true),
+            (ago, (one, ""), (path, ""), true),
+            (ago, (path, ""), (one, ""), true),
+            (ago, (path, ""), ("path = '/b'", ""), false),
+            (ago, (path, ""), (path, "'fix'"), false),
+            (ago, (path, "'fix'"), (path, ""), true),
+            (ahead, (path, "'fix'"), (path, ""), false),
+        ] {
+            is_as(time);
+            let [old, new] = [before, after].map(|(source, hooks)| spec(source, hooks));
+            let found = has_older_sources(&store, &old, &new).unwrap();
+            assert_eq!(found, may_be, "{time:?} {before:?} {after:?}");
+        }
+        is_as(ago);
+        let early = spec(path, "'fix'");
+        let mut late = early.clone();
+        late.hooks[0].from = "two".into();
+        assert!(has_older_sources(&store, &early, &late).unwrap());
+        assert!(!has_older_sources(&store, &late, &early).unwrap());
+    }
+}
