@@ -150,6 +150,7 @@ impl Execution<'_, '_> {
         let is_complete = whole && self.stale.is_none();
         self.env.update(|record| record.complete = is_complete)?;
         if ran {
+            self.env.end_run()?;
             self.warn_stale()?;
         }
         if whole && (ran || self.plan.moves) {

@@ -49,7 +49,6 @@ impl Execution<'_, '_> {
         let sees_volumes = seen.any(|volume| volume.kind == VolumeKind::Build);
         self.env.begin_step(&step.key, sees_volumes, began)?;
         let ended = self.run_begun(attempt, foreign, run, began);
-        let ended = self.env.end_run().and(ended);
         Ok(ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)))
     }
 

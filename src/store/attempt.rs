@@ -20,7 +20,7 @@ pub(super) const ATTEMPT: &str = "attempt";
 const APART: &str = "apart";
 /// Copy of that file, made when a command joins the step.
 const JOINED: &str = "joined";
-/// File with the id of the boot during which a step runs on build volumes.
+/// File with the id of the boot during which a step ran on build volumes whose files may not be on disk yet.
 pub(super) const RUNNING: &str = "running";
 
 /// A step that began and did not succeed.
@@ -169,8 +169,9 @@ impl LockedEnv<'_> {
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 
-    /// Records whether a step runs on the build volumes. If the machine was restarted while the last one did, lets ninja
-    /// run its last commands again: after a power failure, their outputs may be there without content.
+    /// Records that a step begins, and whether it sees build volumes. If the machine restarted before the files of the
+    /// last one that did were surely on disk, lets ninja run its last commands again: after a power failure, their
+    /// outputs may be there without content.
     pub(super) fn begin_run(&self, sees_volumes: bool) -> Result<()> {
         let (running, record) = (self.directory.join(RUNNING), self.known_record()?);
         if record.head.volumes.is_empty() {
@@ -178,20 +179,20 @@ impl LockedEnv<'_> {
         }
         let boot = boot_id();
         let last = if_exists(fs::read(&running))?;
-        if last.is_some_and(|last| last != boot.as_bytes())
-            && self.store.written_attempt(self.name(), record)?.is_some()
-        {
+        let is_earlier = last.is_some_and(|last| last != boot.as_bytes());
+        if is_earlier {
             let volumes = record.head.volumes.values();
             let tops: Vec<PathBuf> = volumes.map(|id| self.store.volume_dir(id)).collect();
             build_logs::cut(&tops);
         }
         match sees_volumes {
             true => atomic::replace(&running, boot.as_bytes(), Survives::Either),
-            false => self.end_run(),
+            false if is_earlier => self.end_run(),
+            false => Ok(()),
         }
     }
 
-    /// Records that the run ended, whether it succeeded or not.
+    /// Records that everything that steps wrote is on disk.
     pub fn end_run(&self) -> Result<()> {
         remove(&self.directory.join(RUNNING))
     }
@@ -233,29 +234,27 @@ mod tests {
         let log = volume.join(".ninja_log");
         let text = "# ninja log v5\n0\t7\t1\ta\taa\n0\t900000\t1\tb\tbb\n";
         let running = env.directory().join(RUNNING);
-        for (is_begun, boot, left) in [
-            (true, None, 3),
-            (true, Some(boot_id()), 3),
-            (true, Some("earlier".to_owned()), 2),
-            (false, Some("earlier".to_owned()), 3),
+        let own = boot_id();
+        // A step that sees no build volume says nothing about the files of the step before it.
+        for (sees_volumes, before, left, after) in [
+            (true, None, 3, Some(own.as_str())),
+            (true, Some(own.as_str()), 3, Some(own.as_str())),
+            (true, Some("earlier"), 2, Some(own.as_str())),
+            (false, None, 3, None),
+            (false, Some(own.as_str()), 3, Some(own.as_str())),
+            (false, Some("earlier"), 2, None),
         ] {
             fs::write(&log, text).unwrap();
-            match is_begun {
-                true => env.begin_attempt(&"step".into(), true, None).unwrap(),
-                false => env.end_attempt().unwrap(),
-            }
-            match &boot {
+            match before {
                 Some(boot) => fs::write(&running, boot).unwrap(),
                 None => env.end_run().unwrap(),
             }
-            env.begin_run(true).unwrap();
+            env.begin_run(sees_volumes).unwrap();
             let lines = fs::read_to_string(&log).unwrap().lines().count();
-            assert_eq!(lines, left, "{is_begun} {boot:?}");
-            assert_eq!(fs::read_to_string(&running).unwrap(), boot_id());
+            assert_eq!(lines, left, "{sees_volumes} {before:?}");
+            let found = fs::read_to_string(&running).ok();
+            assert_eq!(found.as_deref(), after, "{sees_volumes} {before:?}");
         }
-        // A step that sees no build volume leaves none unwritten.
-        env.begin_run(false).unwrap();
-        assert!(!running.exists());
     }
 
     /// A process that takes the env's lock discards unfinished files in its directory.

@@ -419,6 +419,7 @@ impl LockedEnv<'_> {
         self.name().clone_into(&mut spec.name);
         self.save_spec(&spec)?;
         self.copy_file(from, lock_files::COPY)?;
+        self.copy_file(from, RUNNING)?;
         // A command that removes layers under the store's lock must not miss this record and then read a later record
         // of `from`.
         let shared = self.store.lock_shared()?;
@@ -431,7 +432,6 @@ impl LockedEnv<'_> {
         {
             let began = store.began(name, record, &begun.key, true)?;
             self.begin_attempt(&begun.key, true, began)?;
-            self.copy_file(from, RUNNING)?;
             if from.is_joined()? {
                 self.store.join_attempt(self.name())?;
             }

@@ -123,8 +123,12 @@ fn a_step_that_goes_on_after_a_failure_is_as_clean_as_one_that_did_not_fail() {
         };
         store.profile(&steps("1"));
         store.rockenv(&["up", env]).exits(5);
+        // Until a step succeeds, nothing makes sure that its files are on disk.
+        let running = store.env_dir().join("running");
+        assert!(running.exists());
         fs::write(flags.join("1"), "").unwrap();
         store.up();
+        assert!(!running.exists());
         assert_eq!(ran(env), "11", "{method}");
         let up_new = || store.rockenv(&["up", env, "--name", &new]).ok();
         up_new();
