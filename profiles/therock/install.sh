@@ -5,7 +5,8 @@ targets=$1
 shift
 # TheRock's `rocm` package asks the machine's GPU which target it is for, unless it is told.
 export ROCM_SDK_TARGET_FAMILY="${targets%%;*}"
-extras=libraries,devel,$(echo "$targets" | sed 's/^/device-/; s/;/,device-/g')
+# `device` is that target. A package for one target has no other extra for it, and pip only warns of one that is not there.
+extras=libraries,devel,$(echo "$targets" | sed 's/^[^;]*/device/; s/;/,device-/g')
 version=
 if [ "$1" = --find-links ]; then
     # What was built, also where pip's own index has a newer one.

@@ -135,8 +135,13 @@ impl Packages {
             words.push(format!("--find-links {}", shown(directory)));
         }
         if !self.rocm.is_empty() {
-            let devices = targets.iter().map(|target| format!(",device-{target}"));
-            words.push(format!("'rocm[libraries{}]'", devices.collect::<String>()));
+            // `device` is `ROCM_SDK_TARGET_FAMILY`. A package for one target has no extra of the target's own name.
+            let others = targets.iter().skip(1);
+            let others = others.map(|target| format!(",device-{target}"));
+            words.push(format!(
+                "'rocm[libraries,device{}]'",
+                others.collect::<String>()
+            ));
         }
         for directory in &self.wheels {
             words.push(format!("{}/*.whl", shown(directory)));
@@ -168,9 +173,10 @@ mod tests {
         }
         let mut packages = Packages::default();
         packages.scan(out.path(), DEPTH);
-        let command = packages
-            .install(&[Target::parse("gfx1103").unwrap()])
-            .unwrap();
+        let targets = ["gfx1103", "gfx1201"].map(|name| Target::parse(name).unwrap());
+        let command = packages.install(&targets).unwrap();
+        assert_has!(command, "'rocm[libraries,device,device-gfx1201]'");
+        let command = packages.install(&targets[..1]).unwrap();
         let command = command.replace(out.path().to_str().unwrap(), "$out");
         let page = include_str!("../../docs/how-to/use-the-wheels.md");
         assert_has!(page, &command);

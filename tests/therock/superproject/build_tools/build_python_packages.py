@@ -59,17 +59,20 @@ def wheel(dist, name, version, files, requires=(), scripts=()):
             archive.writestr(entry, content)
 
 
-def source_package(dist, version, targets):
+def source_package(dist, version, targets, devices):
     """`rocm`: what it needs is decided where it is installed."""
     extras = {"libraries": "rocm-sdk-libraries", "devel": "rocm-sdk-devel"}
-    extras |= {f"device-{target}": f"rocm-sdk-device-{target}" for target in targets}
+    # As upstream: a target has an extra of its own only beside others.
+    if len(devices) > 1:
+        extras |= {f"device-{target}": f"rocm-sdk-device-{target}" for target in devices}
     setup = (
         "import os\nfrom setuptools import setup\n"
         # As upstream: without being told, it would ask the machine.
         "assert os.environ.get('ROCM_SDK_TARGET_FAMILY'), 'no GPU to ask'\n"
         f"setup(name='rocm', version={version!r}, package_dir={{'': 'src'}}, packages=['rocm_sdk'],\n"
         f"      install_requires=['rocm-sdk-core=={version}'],\n"
-        f"      extras_require={ {key: [f'{name}=={version}'] for key, name in extras.items()}!r},\n"
+        f"      extras_require={ {key: [f'{name}=={version}'] for key, name in extras.items()}!r}\n"
+        f"      | {{'device': [f'rocm-sdk-device-{{os.environ[\"ROCM_SDK_TARGET_FAMILY\"]}}=={version}']}},\n"
         "      entry_points={'console_scripts': ['rocm-sdk = rocm_sdk.__main__:main']})\n"
     )
     files = {"setup.py": setup.encode(), "pyproject.toml": b"[build-system]\nrequires = ['setuptools']\n"}
@@ -115,7 +118,10 @@ def main():
         package(f"rocm_sdk_device_{target}", lambda name, part, slice_: slice_ == target)
     package("rocm_sdk_devel", lambda name, part, target: part == "dev")
     package("rocm_profiler", lambda name, part, target: name == "rocprofiler-compute")
-    source_package(dist, version, sorted({*targets, *dist_targets(arguments.artifact_dir)}))
+    known = sorted({*targets, *dist_targets(arguments.artifact_dir)})
+    # RCCL's code is split as well, and it is built for more targets than the others.
+    devices = known if any(name == "rccl" for name, *_ in artifacts.found) else targets
+    source_package(dist, version, known, devices)
     print(f"::: Finished building packages at '{arguments.dest_dir}' with version '{version}'")
 
 
