@@ -3,23 +3,30 @@
 # Nothing in TheRock says whether artifacts belong to a checkout, so their commit has to be this one.
 
 set -eu
-[ -e build_tools/find_latest_artifacts.py ] || {
-    echo "this release of TheRock cannot find what its CI built: --release 7.12 or newer, or --from source" >&2
+# Before 7.13, TheRock's CI built no release in stages, and this module had another name.
+[ -e build_tools/github_actions/github_actions_api.py ] || {
+    echo "this release of TheRock cannot find what its CI built: --release 7.13 or newer, or --from source" >&2
     exit 1
 }
 commit=$(git rev-parse HEAD)
-if [ -n "$1" ]; then set -- --run-id "$1"; else set -- --ref "$commit" --require-single-run; fi
-python3 build_tools/find_latest_artifacts.py --artifact-group generic --json "$@" >/tmp/found.json || {
-    echo "TheRock's CI has no artifacts of $commit" >&2
-    exit 1
-}
-run=$(python3 - "$commit" /tmp/found.json <<'END'
-import json, sys
+# By functions, because the scripts of releases before 10.1 have no options for this.
+run=$(PYTHONPATH=build_tools python3 -B - "$commit" "$1" <<'END'
+import sys
 
-found = json.load(open(sys.argv[2]))["results"][0]
-if found["git_commit_sha"] != sys.argv[1]:
-    sys.exit(f"run {found['workflow_run_id']} built {found['git_commit_sha']}, and the checkout is {sys.argv[1]}")
-print(found["workflow_run_id"])
+from find_artifacts_for_commit import find_artifacts_for_commit
+from github_actions.github_actions_api import gha_query_workflow_run_by_id
+
+sys.stdout = sys.stderr
+commit, run = sys.argv[1:]
+if run:
+    built = gha_query_workflow_run_by_id("ROCm/TheRock", run)["head_sha"]
+    if built != commit:
+        sys.exit(f"run {run} built {built}, and the checkout is {commit}")
+elif found := find_artifacts_for_commit(commit, ["generic"]):
+    run = found[0].workflow_run_id
+else:
+    sys.exit(f"TheRock's CI has no artifacts of {commit}")
+print(run, file=sys.__stdout__)
 END
 )
 python3 build_tools/artifact_manager.py fetch --stage math-libs --generic-only --run-id "$run" --output-dir /therock/build --bootstrap
