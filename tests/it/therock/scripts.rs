@@ -200,3 +200,23 @@ fn only_results_of_this_profile_are_removed() {
     }
     assert!(out.join("rocm/mine").exists() && out.join("torch").is_symlink());
 }
+
+/// A part whose sources are not fetched cannot be built. Release 7.13 builds IREE by default.
+#[test]
+fn what_is_not_fetched_is_not_built() {
+    let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/therock.toml");
+    let profile: toml::Table = fs::read_to_string(profile).unwrap().parse().unwrap();
+    let variant = &profile["variants"]["full-torch"];
+    for params in [&profile["params"], &variant["params"]] {
+        let features = params["features"].as_str().unwrap();
+        let fetch = profile["params"]["fetch"].as_str().unwrap();
+        for flag in fetch.split(' ') {
+            let part = flag.strip_prefix("--no-include-").unwrap();
+            // The name of 7.11 for `media-libs`, which that release builds on request only.
+            let part = part.replace("rocm-media", "media-libs");
+            let part = part.replace('-', "_").to_uppercase();
+            let off = format!("-DTHEROCK_ENABLE_{part}=OFF");
+            assert!(features.split(' ').any(|word| word == off), "{flag}");
+        }
+    }
+}
