@@ -2,6 +2,7 @@
 
 use super::{job_summary, plan};
 use crate::sys::error::Result;
+use crate::ui::Format;
 use crate::up;
 use crate::up::context::Context;
 use crate::up::options::UpOptions;
@@ -9,6 +10,10 @@ use crate::up::options::UpOptions;
 /// Brings an env up; returns the exit code.
 pub(crate) fn up(cx: &Context, args: &UpOptions) -> Result<u8> {
     if args.dry_run {
+        if args.progress == Format::Json {
+            let help = "`--dry-run --json` writes the plan as JSON";
+            return Err(usage!("`--dry-run` has no events for `--progress json`").help(help));
+        }
         return plan::show_plan(cx, &args.plan, args.force, false);
     }
     if cx.json {

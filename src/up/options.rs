@@ -125,7 +125,6 @@ pub struct UpOptions {
         long,
         default_value = "auto",
         value_name = "auto|json",
-        conflicts_with = "dry_run",
         help_heading = OUTPUT,
         hide_short_help = true
     )]
@@ -351,14 +350,6 @@ mod tests {
         assert_eq!(named.lasting_command(file), lasting);
         let beside = Some(Path::new("/profiles/p.lock"));
         assert_eq!(named.lasting_command(beside), "rockenv up p --locked");
-    }
-
-    #[test]
-    fn a_plan_is_no_event() {
-        let parse = |line: &str| Line::try_parse_from(line.split(' '));
-        assert!(parse("rockenv p --dry-run").is_ok());
-        assert!(parse("rockenv p --progress json").is_ok());
-        assert!(parse("rockenv p --dry-run --progress json").is_err());
     }
 
     #[test]

@@ -460,3 +460,15 @@ fn names_of_files_are_one_line_and_in_json_they_can_be_read() {
     let diff = store.rockenv(&diff).ok().text();
     assert!(diff.contains(r"bad\\xffname"), "{diff}");
 }
+
+#[test]
+fn a_dry_run_is_refused_with_events() {
+    let store = TestStore::new();
+    let dry_run = ["up", "hip-smoke", "--dry-run", "--progress"];
+    store.rockenv(&[&dry_run[..], &["auto"]].concat()).ok();
+    insta::assert_snapshot!(store.shows("up hip-smoke --dry-run --progress json"), @"
+    error: `--dry-run` has no events for `--progress json`
+    help: `--dry-run --json` writes the plan as JSON
+    exit code 2
+    ");
+}
