@@ -43,7 +43,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::execute::{BlockedResults, Ended, ExecutionProgress};
 use crate::plan::ids::EnvName;
-use crate::plan::record::Record;
+use crate::plan::record::{Outcome as StepOutcome, Record};
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, Plan, StepOptions};
 use crate::store::ephemeral::OwnerLock;
@@ -398,11 +398,15 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     Ok(Attempt::Done(finished))
 }
 
-/// Returns whether an env's record has the steps of a plan, and none that failed. The record of a failed step stays when
-/// the profile drops that step or the machine skips it: carrying out an empty plan removes it.
+/// Returns whether an env's record has the steps of a plan, with the same ones skipped, and none that failed. The record
+/// of a step that ran stays when the machine skips the step, or when the profile drops it after a failure: carrying out
+/// an empty plan updates it.
 fn is_recorded(record: &Record, plan: &Plan) -> bool {
-    let planned = plan.steps.iter().map(|step| &step.name);
-    record.failed.is_none() && planned.eq(record.steps.iter().map(|step| &step.name))
+    let planned = plan.steps.iter();
+    let planned = planned.map(|step| (&step.name, step.action == Action::Skip));
+    let recorded = record.steps.iter();
+    let recorded = recorded.map(|step| (&step.name, step.outcome == StepOutcome::Skipped));
+    record.failed.is_none() && planned.eq(recorded)
 }
 
 /// Ends an `up` whose env is complete.

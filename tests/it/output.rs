@@ -385,9 +385,8 @@ fn status_is_shown_again_in_place() {
 #[test]
 fn what_there_is_not_is_said() {
     let store = TestStore::new();
-    store.profile(
-        "[[step]]\nname = 'quiet'\nrun = 'true'\n[[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n",
-    );
+    let text = "[[step]]\nname = 'quiet'\nrun = 'true'\n[[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n";
+    store.profile(text);
     let name = store.env();
     store.rockenv(&["up", name, "--gpu", "none"]).ok();
     let said = store.shows(
@@ -421,8 +420,15 @@ fn what_there_is_not_is_said() {
     for verb in ["up", "logs"] {
         store.rockenv(&[verb, name, "--json"]).exits(2);
     }
-    let status = store.rockenv(&["status", name]).ok().text();
-    assert!(!status.contains("targets"), "{status}");
+    // A step that ran counts as skipped once it needs a GPU, and no longer when it does not.
+    let anywhere = text.replace("gpu = true\n", "");
+    for (profile, is_skipped) in [(&*anywhere, false), (text, true), (&*anywhere, false)] {
+        store.profile(profile);
+        store.rockenv(&["up", name, "--gpu", "none"]).ok();
+        let status = store.rockenv(&["status", name]).ok().text();
+        assert_eq!(status.contains("skipped"), is_skipped, "{status}");
+        assert!(!status.contains("targets"), "{status}");
+    }
 }
 
 /// A build chooses the names of its files, so they may contain anything.
