@@ -191,23 +191,31 @@ impl Machine {
 /// A grant for an env: one GPU, and the additional nodes of its profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
-    machine: Machine,
+    /// The root directory of the machine.
+    root: PathBuf,
     pub gpu: Gpu,
     extras: Extras,
 }
 
 impl Grant {
     /// Returns the current device nodes. Called at each start, because groups differ between machines, and reloading
-    /// the driver changes the major number of `/dev/kfd`.
+    /// the driver changes the major number of `/dev/kfd` and the order of render nodes: the GPU is the one at its
+    /// address.
     pub(crate) fn devices(&self) -> Result<Vec<Device>> {
-        let mut paths = vec![KFD.to_owned(), self.gpu.render_node()];
+        let machine = Machine::detect(&self.root);
+        let is_same = |gpu: &&Gpu| gpu.pci == self.gpu.pci && gpu.partition == self.gpu.partition;
+        let Some(gpu) = machine.gpus.iter().find(is_same) else {
+            let error = unavailable!("GPU {} is gone", self.gpu).help("rockenv doctor");
+            return Err(match machine.lack() {
+                Some(lack) => error.source(lack),
+                None => error,
+            });
+        };
+        let mut paths = vec![KFD.to_owned(), gpu.render_node()];
         for directory in self.extras.directories() {
-            paths.extend(self.machine.nodes_in(directory));
+            paths.extend(machine.nodes_in(directory));
         }
-        paths
-            .iter()
-            .map(|path| device(&self.machine.root, path))
-            .collect()
+        paths.iter().map(|path| device(&self.root, path)).collect()
     }
 }
 

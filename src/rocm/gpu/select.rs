@@ -101,7 +101,7 @@ impl Machine {
         }
         Ok(Choice::Gpu {
             grant: Box::new(Grant {
-                machine: self.clone(),
+                root: self.root.clone(),
                 gpu: gpu.clone(),
                 extras,
             }),

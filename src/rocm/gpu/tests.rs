@@ -231,14 +231,48 @@ fn machines_without_one_say_why() {
     );
 }
 
+/// Replaces a node below `dev` by a link to an existing device.
+fn stand_in(root: &Path, node: &str) {
+    let path = root.join("dev").join(node);
+    fs::remove_file(&path).unwrap();
+    fs_err::os::unix::fs::symlink("/dev/null", path).unwrap();
+}
+
+#[test]
+fn a_chosen_gpu_stays_the_same_when_the_nodes_get_other_numbers() {
+    let (root, machine) = known("two-equal");
+    for path in ["kfd", "dri/renderD128", "dri/renderD129"] {
+        stand_in(root.path(), path);
+    }
+    let choice = machine.choose(&"43:00.0".into(), &[], Extras::default());
+    let Choice::Gpu { grant, .. } = choice.unwrap() else {
+        panic!("no GPU");
+    };
+    assert_eq!(grant.devices().unwrap()[1].path, "/dev/dri/renderD129");
+    // The driver was loaded again.
+    let nodes = root.path().join("sys/class/kfd/kfd/topology/nodes");
+    for (node, old, new) in [(1, "128", "129"), (2, "129", "128")] {
+        let path = nodes.join(format!("{node}/properties"));
+        let minor = |number: &str| format!("drm_render_minor {number}\n");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace(&minor(old), &minor(new))).unwrap();
+    }
+    assert_eq!(grant.devices().unwrap()[1].path, "/dev/dri/renderD128");
+    fs::remove_file(nodes.join("2/properties")).unwrap();
+    let error = grant.devices().unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    let gone = "GPU 0000:43:00.0 (gfx1100, renderD129) is gone";
+    assert_eq!(error.chain(), [gone]);
+    fs::remove_file(nodes.join("1/properties")).unwrap();
+    let error = grant.devices().unwrap_err();
+    assert_eq!(error.chain(), [gone, "the compute driver lists no GPU"]);
+}
+
 #[test]
 fn other_nodes_enter_only_where_the_profile_asks() {
     let (root, machine) = known("780m");
-    // Links to an existing device stand in for the nodes.
     for path in ["kfd", "dri/renderD128", "accel/accel0", "dma_heap/system"] {
-        let path = root.path().join("dev").join(path);
-        fs::remove_file(&path).unwrap();
-        fs_err::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        stand_in(root.path(), path);
     }
     let paths = |extras| {
         let choice = machine.choose(&Selector::Auto, &[], extras).unwrap();
