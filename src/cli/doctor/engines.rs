@@ -66,9 +66,9 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
         }),
         row("one GPU's nodes, proven inside", &|_| {
             let opens = |node| gpu::node_check(facts, node).state == CheckState::Ok;
-            match facts.gpu.nodes.as_slice() {
-                [] => "no GPU".to_owned(),
-                nodes => yes(nodes.iter().all(opens)),
+            match facts.gpu.machine.lack() {
+                Some(_) => "no GPU".to_owned(),
+                None => yes(facts.gpu.nodes.iter().all(opens)),
             }
         }),
         row("commas, quotation marks in mounted paths", &|engine| {
@@ -129,6 +129,12 @@ mod tests {
         assert_eq!(cells(&facts, "usable"), ["no", "yes", "no"]);
         let no = "no: an overlay store";
         assert_eq!(cells(&facts, "snapshot of build"), ["-", no, "-"]);
+        assert_eq!(cells(&facts, "one GPU's"), ["-", "no GPU", "-"]);
+        facts.gpu = gpu::tests::card();
+        assert_eq!(cells(&facts, "one GPU's"), ["-", "yes", "-"]);
+        // The nodes that are there are not enough.
+        facts.gpu.machine.gpus.clear();
+        assert_eq!(cells(&facts, "one GPU's"), ["-", "no GPU", "-"]);
         facts.services[0].version = Some("19.03.5".to_owned());
         assert_eq!(cells(&facts, "usable"), ["no", "no", "no"]);
     }

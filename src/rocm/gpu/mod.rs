@@ -94,6 +94,9 @@ pub(crate) struct Machine {
     pub gpus: Vec<Gpu>,
     /// `/dev/kfd` exists.
     pub kfd: bool,
+    /// The first GPU's render node, if no GPU has one.
+    #[serde(skip)]
+    pub missing_node: Option<String>,
     /// The bus has an AMD display device or accelerator, with or without a driver.
     pub on_bus: bool,
     /// The driver of that device; of several devices, `None` if one has no driver.
@@ -119,7 +122,9 @@ impl Machine {
         let mut gpus = topology::read(&root.join("sys/class/kfd/kfd/topology/nodes"), &pci);
         // In a container, the driver may list GPUs whose nodes are not there. HIP does not count them.
         let has_node = |gpu: &Gpu| there(&gpu.render_node());
+        let mut missing_node = gpus.first().map(Gpu::render_node);
         if gpus.iter().any(has_node) {
+            missing_node = None;
             gpus.retain(has_node);
             let numbered = gpus.iter_mut().enumerate();
             numbered.for_each(|(index, gpu)| gpu.index = index);
@@ -127,6 +132,7 @@ impl Machine {
         Self {
             gpus,
             kfd: there(KFD),
+            missing_node,
             on_bus: driver.is_some(),
             driver: driver.flatten(),
             wsl: there("/dev/dxg"),
@@ -165,7 +171,10 @@ impl Machine {
     /// Returns why this machine cannot run GPU code; `None` if it can.
     pub(crate) fn lack(&self) -> Option<String> {
         let lack = match (self.kfd, self.gpus.is_empty(), &self.driver) {
-            (true, false, _) => return None,
+            (true, false, _) => {
+                let node = self.missing_node.as_ref();
+                return node.map(|node| format!("this machine has no {node}"));
+            }
             (false, ..) if self.wsl => "WSL has no /dev/kfd",
             (_, true, Some(other)) if other != "amdgpu" => {
                 return Some(format!("the GPU's driver is {other}, not amdgpu"));

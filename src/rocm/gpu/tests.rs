@@ -221,14 +221,16 @@ fn machines_without_one_say_why() {
         assert_eq!(machine.target(named).unwrap_err().kind(), Kind::Unavailable);
     }
     // A container without devices still sees the host's `/sys`.
-    let (root, _) = known("780m");
-    fs::remove_file(root.path().join("dev/kfd")).unwrap();
-    let machine = Machine::detect(root.path());
-    assert_eq!(taken(&machine, "auto", &[]), "this machine has no /dev/kfd");
-    assert_eq!(
-        chosen(&machine, "0", &[]).unwrap_err().kind(),
-        Kind::Unavailable
-    );
+    for node in ["dev/kfd", "dev/dri/renderD128"] {
+        let (root, _) = known("780m");
+        fs::remove_file(root.path().join(node)).unwrap();
+        let machine = Machine::detect(root.path());
+        let lack = format!("this machine has no /{node}");
+        assert_eq!(taken(&machine, "auto", &[]), lack);
+        let error = chosen(&machine, "0", &[]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_has!(error.message(), &lack);
+    }
 }
 
 /// Replaces a node below `dev` by a link to an existing device.
