@@ -4,6 +4,7 @@
 use serde::Serialize;
 
 use super::{Check, Facts, missing, note, ok};
+use crate::plan::resolve::Engine;
 use crate::rocm::gpu::probe::{AccessLayer, Finding};
 use crate::rocm::gpu::{Device, Machine};
 
@@ -11,6 +12,9 @@ use crate::rocm::gpu::{Device, Machine};
 pub(crate) struct GpuFacts {
     pub machine: Machine,
     pub nodes: Vec<Node>,
+    /// The groups of the user who runs `doctor`.
+    #[serde(skip)]
+    pub groups: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -21,7 +25,7 @@ pub(crate) struct Node {
 }
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let GpuFacts { machine, nodes } = &facts.gpu;
+    let GpuFacts { machine, nodes, .. } = &facts.gpu;
     if !machine.kfd {
         return vec![match (machine.wsl, machine.on_bus, &machine.driver) {
             (true, ..) => note(
@@ -71,8 +75,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Checks that the user who runs `doctor` can open a node. Inside a container the build user opens it, through its
-/// group.
+/// Checks that steps can open a node. Inside a container the build user opens it, through its group: root gives the
+/// build user that group, and rootless Podman the groups of the user who runs `doctor`.
 pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let Node { device, finding } = node;
     let about = format!(
@@ -85,11 +89,23 @@ pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     ));
     let by_all = device.mode & 0o006 == 0o006;
     let by_group = device.mode & 0o060 == 0o060 && device.gid != 0;
+    let is_rootless = !facts.root && facts.engine == Engine::Podman;
+    let is_refused = finding.layer == Some(AccessLayer::Group);
     match (&finding.error, &finding.mend) {
-        // Without root this is fine: the build user gets the group inside, even if the caller is not a member.
-        (Some(_), _) if finding.layer == Some(AccessLayer::Group) && by_group && !facts.root => {
-            ok(about)
+        // Even if this user can open it as its owner or by an ACL.
+        (error, _)
+            if is_rootless
+                && by_group
+                && !by_all
+                && (is_refused || error.is_none())
+                && !facts.gpu.groups.contains(&device.gid) =>
+        {
+            missing(
+                format!("{about}: you are not in this group"),
+                AccessLayer::UserNamespace.fix(&device.path, true),
+            )
         }
+        (Some(_), _) if is_refused && by_group && !facts.root => ok(about),
         (Some(error), Some(mend)) => missing(format!("{}: {error}", device.path), mend.clone()),
         _ if by_all || by_group => ok(match &finding.driver {
             Some(driver) => format!("{about}: {driver}"),
@@ -109,6 +125,7 @@ pub(super) mod tests {
         GpuFacts {
             machine: Machine::detect("/nonexistent".as_ref()),
             nodes: Vec::new(),
+            groups: Vec::new(),
         }
     }
 
@@ -148,6 +165,7 @@ pub(super) mod tests {
                 ..nothing().machine
             },
             nodes: vec![node("/dev/kfd", 0), node("/dev/dri/renderD128", 128)],
+            groups: Vec::new(),
         }
     }
 
@@ -193,7 +211,7 @@ pub(super) mod tests {
                 "udevadm trigger --action=add --name-match=/dev/kfd"
             );
         }
-        // The caller's groups are irrelevant.
+        // The caller's groups are irrelevant, unless the caller's own Podman runs the steps.
         let mut facts = debian();
         facts.root = false;
         facts.gpu = card();
@@ -203,6 +221,19 @@ pub(super) mod tests {
                 .iter()
                 .any(|check| check.message.contains("kfd"))
         );
+        facts.engine = Engine::Podman;
+        let of_kfd = |facts: &Facts| node_check(facts, &facts.gpu.nodes[0]);
+        let refused = of_kfd(&facts);
+        assert_has!(
+            refused.message,
+            "/dev/kfd for group 105 (mode 0660): you are not in this group"
+        );
+        assert_has!(refused.command.as_ref().unwrap(), "sudo usermod -aG");
+        // An ACL, such as logind's, is the caller's, not the build user's.
+        facts.gpu = card();
+        assert_eq!(of_kfd(&facts), refused);
+        facts.gpu.groups.push(105);
+        assert_has!(of_kfd(&facts).message, "amdgpu 3.61");
         let mut facts = debian();
         facts.gpu = card();
         fail(&mut facts, AccessLayer::DeviceCgroup);

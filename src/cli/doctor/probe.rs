@@ -187,7 +187,11 @@ impl GpuFacts {
                 }
             })
             .collect();
-        Self { machine, nodes }
+        Self {
+            machine,
+            nodes,
+            groups: gpu::probe::own_groups(),
+        }
     }
 }
 
