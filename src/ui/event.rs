@@ -96,7 +96,13 @@ pub(crate) enum Event {
     /// Something the user should know that stops nothing.
     Warning { message: String },
     /// The run ended: the last event. If it failed, the message is empty, and the error is on stderr.
-    Finished { outcome: Outcome, message: String },
+    Finished {
+        outcome: Outcome,
+        message: String,
+        /// The steps skipped for lack of a GPU, and the number of steps after `--until`, in words.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        lacking: String,
+    },
 }
 
 /// The engine chosen for a new env.
@@ -218,6 +224,7 @@ pub(super) mod samples {
         Event::Finished {
             outcome,
             message: message.to_owned(),
+            lacking: String::new(),
         }
     }
 }

@@ -94,8 +94,11 @@ impl Reporter {
 
     /// Reports the end of the run.
     pub(crate) fn finish(&self, outcome: Outcome, message: impl Into<String>) {
-        let message = message.into();
-        self.emit(&Event::Finished { outcome, message });
+        self.emit(&Event::Finished {
+            outcome,
+            message: message.into(),
+            lacking: String::new(),
+        });
     }
 
     /// Removes the moving line of an image or a transfer. Some transfers end without an event, for example when the

@@ -117,7 +117,14 @@ pub(crate) fn say(
         lacking,
         blocked,
     } = finished;
-    let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
+    let last = |outcome, message: String| {
+        let lacking = lacking.trim_start_matches("; ").to_owned();
+        reporter.emit(&Event::Finished {
+            outcome,
+            message,
+            lacking,
+        });
+    };
     let next = match fate {
         Fate::Stays => format!("; to enter it: rockenv shell {name}"),
         Fate::Ends(text) => text.clone(),
@@ -136,7 +143,7 @@ pub(crate) fn say(
         Some(Ended::Complete) => {
             let message = match (lacking.is_empty(), fate) {
                 // Another env may write to the same directory.
-                _ if let Some(foreign) = foreign => format!("{name}: done, but {foreign}"),
+                _ if let Some(foreign) = foreign => format!("{name}: done, but {foreign}{lacking}"),
                 (true, _) => format!("{name}: done{next}"),
                 (false, Fate::Stays) => format!("{name}: done{lacking}"),
                 (false, Fate::Ends(_)) => format!("{name}: done{lacking}{next}"),

@@ -445,10 +445,16 @@ fn profiles_that_name_their_targets_need_no_others() {
     let [a, b, c] = names.each_ref().map(String::as_str);
     let own = "[[step]]\nname = 'own'\nrun = 'echo ${target} > ~/own'\n";
     store.profile_named(a, &format!("targets = ['gfx1103']\n{own}"));
-    store.profile_named(b, &format!("targets = ['gfx1201']\n{own}"));
+    let test = "[[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n";
+    store.profile_named(b, &format!("targets = ['gfx1201']\n{own}{test}"));
     store.profile_named(c, "[[step]]\nname = 'own'\nrun = 'true'\n");
-    let up = store.rockenv(&["--json", "matrix", "up", "-p", a, "-p", b]);
-    let json = up.ok().json();
+    let up = [
+        "--json", "matrix", "up", "-p", a, "-p", b, "--", "--gpu", "none",
+    ];
+    let json = store.rockenv(&up).ok().json();
+    let lacking = "1 step skipped because `--gpu none` is set: test";
+    assert_eq!(json["envs"][1]["why"], lacking, "{json:#}");
+    assert!(json["envs"][0]["why"].is_null(), "{json:#}");
     for (row, (env, target)) in [(a, "gfx1103"), (b, "gfx1201")].iter().enumerate() {
         assert_eq!(json["envs"][row]["env"], *env, "{json:#}");
         assert_eq!(json["envs"][row]["target"], *target);

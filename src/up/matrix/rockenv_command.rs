@@ -41,6 +41,8 @@ pub(super) struct Steps {
 #[derive(Debug, Default)]
 pub(super) struct UpEvents {
     pub outcome: Option<Outcome>,
+    /// What the env lacks although its `up` succeeded.
+    pub lacking: Option<String>,
     pub disk_delta: i64,
     failed: Option<StepName>,
 }
@@ -159,8 +161,13 @@ impl RockenvCommand<'_> {
             }
             Event::Note { message } => say(message.clone()),
             Event::Warning { message } => self.cx.ui.warn(&format!("{env}: {message}")),
-            Event::Finished { outcome, message } => {
+            Event::Finished {
+                outcome,
+                message,
+                lacking,
+            } => {
                 events.outcome = Some(*outcome);
+                events.lacking = Some(lacking.clone()).filter(|text| !text.is_empty());
                 if !message.is_empty() {
                     self.cx.ui.note(message);
                 }
