@@ -237,6 +237,11 @@ impl Attempt {
                 let why = words(error) + ": device rules of a control group exclude it";
                 Some((AccessLayer::DeviceCgroup, why))
             }
+            // The compute driver refuses new users meanwhile. The standard message of this error is `try again`.
+            (Some(Errno::EAGAIN), _) => {
+                let why = "the driver is resetting a GPU, or is suspended";
+                Some((AccessLayer::Other, why.to_owned()))
+            }
             (Some(error @ (Errno::ENXIO | Errno::ENODEV)), _) => {
                 let why = format!("{}: no driver has number {major}:{minor}", words(error));
                 Some((AccessLayer::Stale, why))
@@ -447,6 +452,9 @@ mod tests {
         // Even if the node opens: its number belongs to another device now.
         assert_eq!(layer(|it| it.expected = Some((510, 0))), Some(Stale));
         assert_eq!(layer(|it| it.open = Some(Errno::EIO)), Some(Other));
+        let mut busy = attempt();
+        busy.open = Some(Errno::EAGAIN);
+        assert_has!(busy.refusal().unwrap().1, "is resetting a GPU");
     }
 
     #[test]
