@@ -22,6 +22,21 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 3] = [
     ("LC_ALL", "C.UTF-8"),
 ];
 
+/// The default capabilities of systemd-nspawn that Docker and Podman do not grant: a step has one key for all engines.
+/// With the first three, root inside could remount read-only binds, open host files by their handles, and restart the
+/// container.
+const DROPPED: &str = "--drop-capability=CAP_SYS_ADMIN,CAP_DAC_READ_SEARCH,CAP_SYS_BOOT,CAP_AUDIT_CONTROL,\
+    CAP_IPC_OWNER,CAP_LEASE,CAP_LINUX_IMMUTABLE,CAP_NET_ADMIN,CAP_NET_BROADCAST,CAP_SYS_NICE,CAP_SYS_PTRACE,\
+    CAP_SYS_RESOURCE,CAP_SYS_TTY_CONFIG";
+
+/// System calls that Docker and Podman allow. systemd-nspawn refuses them without capabilities that none of them grants.
+const ALLOWED: &str =
+    "--system-call-filter=@memlock @pkey adjtimex clock_adjtime modify_ldt ptrace";
+
+/// System calls that Docker, for `io_uring` since release 25, and Podman refuse.
+const REFUSED: &str =
+    "--system-call-filter=~io_uring_enter io_uring_register io_uring_setup userfaultfd";
+
 /// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`. `has_device_rules` tells
 /// whether its control group restricts which devices may be opened; `open_files` are the limits of open files.
 pub(crate) fn argv(
@@ -42,9 +57,9 @@ pub(crate) fn argv(
         "--link-journal=no",
         "--timezone=off",
         "--hostname=rockenv",
-        // With these capabilities, root inside could remount read-only binds, open host files by their handles, and
-        // restart the container. Docker grants none of them either.
-        "--drop-capability=CAP_SYS_ADMIN,CAP_DAC_READ_SEARCH,CAP_SYS_BOOT",
+        DROPPED,
+        ALLOWED,
+        REFUSED,
     ]
     .map(str::to_owned)
     .to_vec();
