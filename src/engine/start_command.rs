@@ -20,6 +20,13 @@ use crate::sys::sockets::SocketRules;
 const OOM_SCORE: i32 = 500;
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
 
+/// Soft limits, which a command may raise. A crash leaves no core file in a source. Stacks are as under systemd-nspawn:
+/// with no limit, which a service may have, the kernel places memory differently and threads get smaller stacks.
+const LIMITS: [(Resource, u64); 2] = [
+    (Resource::RLIMIT_CORE, 0),
+    (Resource::RLIMIT_STACK, 8 << 20),
+];
+
 /// Starts a command, or reports the failure as shells do.
 pub(super) fn start(
     command: &Command,
@@ -122,9 +129,10 @@ fn become_user(
                 rustix::process::ioctl_tiocsctty(terminal)?;
             }
             nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
-            // A crash leaves no core file in a source unless the command asks for one.
-            let (_, most) = getrlimit(Resource::RLIMIT_CORE)?;
-            setrlimit(Resource::RLIMIT_CORE, 0, most)?;
+            for (limit, soft) in LIMITS {
+                let (_, most) = getrlimit(limit)?;
+                setrlimit(limit, soft.min(most), most)?;
+            }
             drop(fs_err::write(OOM_FILE, &oom_score));
             if let Some(groups) = &groups {
                 nix::unistd::setgroups(groups)?;
@@ -166,10 +174,12 @@ mod tests {
     use crate::engine::wire::Word;
 
     #[test]
-    fn a_command_makes_core_files_only_if_it_asks_for_them_and_is_killed_first() {
+    fn a_command_has_the_same_limits_everywhere_and_is_killed_first() {
         let (soft, hard) = getrlimit(Resource::RLIMIT_CORE).unwrap();
         setrlimit(Resource::RLIMIT_CORE, hard, hard).unwrap();
-        let script = "ulimit -c && ulimit -c \"$(ulimit -H -c)\" && cat /proc/self/oom_score_adj";
+        let (stack, most) = getrlimit(Resource::RLIMIT_STACK).unwrap();
+        setrlimit(Resource::RLIMIT_STACK, 4 << 20, most).unwrap();
+        let script = "ulimit -s && ulimit -c && ulimit -c \"$(ulimit -H -c)\" && cat /proc/self/oom_score_adj";
         let words = ["/bin/sh", "-c", script].map(|word| Word::Text(word.to_owned()));
         let command = Command {
             argv: words.to_vec(),
@@ -187,10 +197,11 @@ mod tests {
         let (pid, _) = start(&command, fds, false).unwrap();
         waitpid(pid, None).unwrap();
         setrlimit(Resource::RLIMIT_CORE, soft, hard).unwrap();
+        setrlimit(Resource::RLIMIT_STACK, stack, most).unwrap();
         let mut text = String::new();
         output.rewind().unwrap();
         output.read_to_string(&mut text).unwrap();
-        let score = text.strip_prefix("0\n").unwrap().trim_end();
+        let score = text.strip_prefix("8192\n0\n").unwrap().trim_end();
         assert!(score.parse::<i32>().unwrap() >= OOM_SCORE, "{text}");
     }
 }
