@@ -289,6 +289,11 @@ fn body(
                 .into()
         }),
         network_mode: Some(network.to_owned()),
+        // Without a network, Docker lets every user listen on low ports.
+        sysctls: (!container.network && service.flavour == Flavour::Docker).then(|| {
+            let low = "net.ipv4.ip_unprivileged_port_start";
+            [(low.to_owned(), "1024".to_owned())].into()
+        }),
         // The slice of systemd-nspawn's containers, so that the host's settings for the slice apply to all.
         cgroup_parent: systemd.then(|| SLICE.to_owned()),
         memory,
