@@ -53,6 +53,13 @@ pub(crate) fn run() -> ExitCode {
     }
     let mut ui = Ui::new(settings(&cli.global, None));
     let result = Config::read().and_then(|(mut config, mut invalid)| {
+        // These describe rockenv itself, to shells, to an installation, and to the person who corrects the configuration.
+        if matches!(
+            cli.command,
+            Command::Completions(_) | Command::Man(_) | Command::Schema(_) | Command::Help(_)
+        ) {
+            invalid.clear();
+        }
         // `doctor` reports on the machine even with an invalid configuration.
         if !matches!(cli.command, Command::Doctor)
             && let Some(last) = invalid.pop()

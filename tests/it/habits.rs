@@ -408,6 +408,10 @@ fn a_broken_configuration_is_named_and_does_not_stop_doctor() {
         store.rockenv(&["ls"]).exits(3).says(words);
         let doctor = store.rockenv(&["doctor"]).exits(3).says(words);
         assert!(doctor.text().contains("nspawn"), "{}", doctor.text());
+        for command in ["schema config", "man gc", "completions bash", "help"] {
+            let words: Vec<&str> = command.split(' ').collect();
+            assert_eq!(store.rockenv(&words).ok().err, "", "{command}");
+        }
     }
     fs::remove_file(store.work().join("rockenv.toml")).unwrap();
     for (command, part) in [("ls", ""), ("doctor", "nspawn")] {
