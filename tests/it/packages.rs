@@ -77,6 +77,7 @@ mkdir -p /var/lib/rockenv/envs/mine
 dpkg --install /packages/*.deb
 rockenv --version | grep -Fx "rockenv @VERSION@"
 rockenv profile show hip-smoke > /dev/null
+[ -e /usr/share/zsh/vendor-completions/_rockenv ]
 [ -z "$(dpkg --verify rockenv | grep -v ' /usr/share/\(man\|doc\)/')" ]
 dpkg --purge rockenv
 [ -d /var/lib/rockenv/envs/mine ]
