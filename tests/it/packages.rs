@@ -142,6 +142,15 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
         format!("rockenv_{version}_amd64.deb"),
     ];
     assert_eq!(found, expected);
+    // `cargo binstall` downloads the archive by this address, and its suffixes begin with a dot.
+    let manifest = fs::read_to_string(directory.join("Cargo.toml")).unwrap();
+    let address = manifest.lines().find(|line| line.starts_with("pkg-url"));
+    let address = address.unwrap().replace("{ version }", version);
+    let address = address.replace("{ archive-suffix }", ".tar.zst\n");
+    assert!(
+        address.contains(&format!("/{}\n", expected[3])),
+        "{address}"
+    );
     let sums = fs::read_to_string(packages.join("SHA256SUMS")).unwrap();
     assert_eq!(sums.lines().count(), expected.len() - 1);
     let mut check = Command::new("sha256sum");
