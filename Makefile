@@ -21,11 +21,11 @@ demo: ## build, install what the host lacks, compile a HIP program for gfx1103 i
 	@$(need-root)
 	@tests/host build
 	cargo build --release --locked
-	$(ROCKENV) setup --yes
-	$(ROCKENV) up hip-smoke --target gfx1103
-	$(ROCKENV) ls
-	$(ROCKENV) snapshot ls hip-smoke-gfx1103
-	$(ROCKENV) du
+	"$(ROCKENV)" setup --yes
+	"$(ROCKENV)" up hip-smoke --target gfx1103
+	"$(ROCKENV)" ls
+	"$(ROCKENV)" snapshot ls hip-smoke-gfx1103
+	"$(ROCKENV)" du
 
 .PHONY: test
 test: ## install what the tests need and run all of them (root)
@@ -75,7 +75,7 @@ doc: ## the library's documentation; a warning is an error
 .PHONY: docs
 docs: ## the book of docs/ in target/book, with search; its links are checked
 	tests/mdbook
-	tests/book $(CARGO_TARGET_DIR)/book
+	tests/book "$(CARGO_TARGET_DIR)/book"
 
 PICTURES := $(CARGO_TARGET_DIR)/pictures
 
@@ -83,9 +83,9 @@ PICTURES := $(CARGO_TARGET_DIR)/pictures
 pictures: build ## docs/pictures, from real runs in an empty store (root)
 	@$(need-root)
 	@type -P chromium >/dev/null || tests/host test
-	@[ -d $(PICTURES) ] || { python3 -m venv $(PICTURES).part && $(PICTURES).part/bin/pip install --quiet pyte==0.8.2 rich==15.0.0 && \
-	    mv $(PICTURES).part $(PICTURES); }
-	$(PICTURES)/bin/python docs/pictures/record.py $(ROCKENV)
+	@[ -d "$(PICTURES)" ] || { python3 -m venv "$(PICTURES).part" && "$(PICTURES).part/bin/pip" install --quiet pyte==0.8.2 rich==15.0.0 && \
+	    mv "$(PICTURES).part" "$(PICTURES)"; }
+	"$(PICTURES)/bin/python" docs/pictures/record.py "$(ROCKENV)"
 
 .PHONY: deny
 deny: ## licences, advisories and sources of dependencies, where cargo-deny is installed
@@ -103,7 +103,7 @@ bench: ## measure, against the peers; BENCH=--in-memory leaves the disk out, and
 	@tests/host test
 	@tests/host bench
 	cargo build --locked --profile dist --config packaging/dist.toml
-	ROCKENV=$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv tests/bench/run $(BENCH)
+	ROCKENV="$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv" tests/bench/run $(BENCH)
 
 .PHONY: gen
 gen: ## docs/reference/cli.md, from the arguments
@@ -111,13 +111,13 @@ gen: ## docs/reference/cli.md, from the arguments
 
 .PHONY: install
 install: build ## into PREFIX (/usr/local), below DESTDIR
-	packaging/stage $(ROCKENV) "$(DESTDIR)" $(PREFIX)
+	packaging/stage "$(ROCKENV)" "$(DESTDIR)" "$(PREFIX)"
 
 PACKAGES := $(CARGO_TARGET_DIR)/packages
 # `export` writes as the user behind sudo, pkexec or doas, who may not write in a target directory that root made.
-package = $(need-root); $(ROCKENV) setup --yes; $(ROCKENV) up ./packaging/rockenv.toml --until $(1); \
-	rm -rf $(PACKAGES); install -d -o "$${SUDO_UID:-$${PKEXEC_UID:-$${DOAS_USER:-0}}}" $(PACKAGES); \
-	$(ROCKENV) export rockenv $(PACKAGES)
+package = $(need-root); "$(ROCKENV)" setup --yes; "$(ROCKENV)" up ./packaging/rockenv.toml --until $(1); \
+	rm -rf "$(PACKAGES)"; install -d -o "$${SUDO_UID:-$${PKEXEC_UID:-$${DOAS_USER:-0}}}" "$(PACKAGES)"; \
+	"$(ROCKENV)" export rockenv "$(PACKAGES)"
 
 .PHONY: dist
 dist: build ## a static binary as tar.zst, its SBOM and checksums, built in an env, in target/packages (root)

@@ -190,25 +190,41 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(root.path(), mode).unwrap();
-    let stage = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/stage");
-    let mut stage = Command::new(stage);
-    stage.arg(env!("CARGO_BIN_EXE_rockenv")).arg(root.path());
-    for name in ["SUDO_UID", "SUDO_GID", "PKEXEC_UID"] {
-        stage.env(name, "1234");
-    }
-    stage.env("DOAS_USER", "nobody");
-    run(stage.arg("/usr"));
-    assert!(root.path().join("usr/share/man/man1/rockenv.1").exists());
+    let install = |program: &str| {
+        let mut make = Command::new("make");
+        for name in ["SUDO_UID", "SUDO_GID", "PKEXEC_UID"] {
+            make.env(name, "1234");
+        }
+        make.env("DOAS_USER", "nobody")
+            .env_remove("MAKEFLAGS")
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            // Nothing is compiled.
+            .args(["--old-file=build", "install", "PREFIX=/opt/rock env"])
+            .arg(format!("DESTDIR={}", root.path().display()))
+            .arg(format!("ROCKENV={program}"));
+        make
+    };
+    run(&mut install(env!("CARGO_BIN_EXE_rockenv")));
+    let prefix = root.path().join("opt/rock env");
+    assert!(prefix.join("share/man/man1/rockenv.1").exists());
+    // A new version that fails does not replace the program.
+    let program = prefix.join("bin/rockenv");
+    let installed = fs::metadata(&program).unwrap().len();
+    assert!(!install("/bin/false").output().unwrap().status.success());
+    assert_eq!(fs::metadata(&program).unwrap().len(), installed);
 }
 
 /// Stands for rockenv, whose `export` has the rights of the user behind sudo.
 const EXPORT: &str = "#!/bin/sh
-[ $1 != export ] || setpriv --reuid=${SUDO_UID-$DOAS_USER} --clear-groups touch $3/rockenv.deb
+[ $1 != export ] || setpriv --reuid=${SUDO_UID-$DOAS_USER} --clear-groups touch \"$3/rockenv.deb\"
 ";
 
 #[test]
 fn sudo_make_deb_exports_below_a_target_directory_of_root() {
-    let target = tempfile::tempdir().unwrap();
+    let target = tempfile::Builder::new()
+        .prefix("a target")
+        .tempdir()
+        .unwrap();
     let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
     fs::set_permissions(target.path(), mode(0o755)).unwrap();
     let program = target.path().join("rockenv");
