@@ -214,6 +214,18 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
     assert_eq!(fs::metadata(&program).unwrap().len(), installed);
 }
 
+#[test]
+fn a_program_that_would_not_be_static_does_not_compile() {
+    let out = tempfile::tempdir().unwrap();
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--edition=2024", "--emit=metadata", "--out-dir"]);
+    rustc.arg(out.path());
+    rustc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/main.rs"));
+    let output = rustc.output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("unset RUSTFLAGS"), "{errors}");
+}
+
 /// Stands for rockenv, whose `export` has the rights of the user behind sudo.
 const EXPORT: &str = "#!/bin/sh
 [ $1 != export ] || setpriv --reuid=${SUDO_UID-$DOAS_USER} --clear-groups touch \"$3/rockenv.deb\"
