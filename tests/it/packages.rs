@@ -24,7 +24,10 @@ packages = ["fakeroot", "libarchive-tools", "makepkg", "pacman-package-manager",
 
 [[step]]
 name = "compile"
-copy = [{ from = "rockenv", to = "/home/builder/rockenv" }]
+copy = [
+    { from = "rockenv", to = "/home/builder/rockenv" },
+    { from = "licences.txt", to = "/home/builder/licences" },
+]
 
 [[step]]
 name = "sbom"
@@ -40,6 +43,7 @@ rpm --root $root --initdb
 rpm --root $root --install /out/*.rpm
 chroot $root /usr/bin/rockenv --version | grep -Fx "rockenv @VERSION@"
 rpm --root $root --verify rockenv
+[ -e $root/usr/share/doc/rockenv/LICENSE-CRATES ]
 rpm --root $root --erase rockenv
 [ -d $root/var/lib/rockenv/envs/mine ]
 [ -z "$(find $root/usr -type f | grep -v /lib/sysimage/)" ]
@@ -56,6 +60,7 @@ pacman="pacman --config /var/tmp/pacman.conf --root $root --noconfirm"
 $pacman -U /out/*.pkg.tar.zst
 chroot $root /usr/bin/rockenv --version | grep -Fx "rockenv @VERSION@"
 $pacman -Qkk rockenv
+[ -e $root/usr/share/licenses/rockenv/LICENSE-CRATES ]
 $pacman -R rockenv
 [ -d $root/var/lib/rockenv/envs/mine ]
 [ -z "$(find $root/usr -type f)" ]
@@ -104,6 +109,10 @@ fn checkout(directory: &Path) {
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(directory.join("packaging/rockenv"));
     run(strip.arg(env!("CARGO_BIN_EXE_rockenv")));
+    let licences = Command::new(root.join("packaging/licences")).output();
+    let text = String::from_utf8(licences.unwrap().stdout).unwrap();
+    assert!(text.contains("\n==== ring\n"), "{text}");
+    fs::write(directory.join("packaging/licences.txt"), text).unwrap();
 }
 
 #[test]
