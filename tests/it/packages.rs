@@ -224,6 +224,34 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
 }
 
 #[test]
+fn the_debian_package_recommends_what_setup_would_install() {
+    let read = |path: &str| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        fs::read_to_string(root.join(path)).unwrap()
+    };
+    let script = read("packaging/deb");
+    let recommends = script.lines().find(|line| line.starts_with("Recommends:"));
+    let recommends = recommends.unwrap().replace(',', " ");
+    let tools: serde_json::Value = serde_json::from_str(&read("src/cli/setup/tools.json")).unwrap();
+    for tool in tools.as_array().unwrap() {
+        let mut features = tool["features"].as_array().unwrap().iter();
+        let is_used =
+            features.any(|one| ["nspawn", "images", "sources"].contains(&one.as_str().unwrap()));
+        let package = tool["packages"]
+            .as_str()
+            .unwrap()
+            .split(' ')
+            .next()
+            .unwrap();
+        // Essential in Debian; for Ubuntu's images alone.
+        if is_used && !["util-linux", "ubuntu-keyring"].contains(&package) {
+            let found = recommends.split_whitespace().any(|one| one == package);
+            assert!(found, "{package}");
+        }
+    }
+}
+
+#[test]
 fn a_program_that_would_not_be_static_does_not_compile() {
     let out = tempfile::tempdir().unwrap();
     let mut rustc = Command::new("rustc");
