@@ -83,6 +83,9 @@ dpkg --install /packages/*.deb
 rockenv --version | grep -Fx "rockenv @VERSION@"
 rockenv profile show hip-smoke > /dev/null
 [ -e /usr/share/zsh/vendor-completions/_rockenv ]
+size=$(dpkg-deb --contents /packages/*.deb |
+    awk '$6 != "./" { size += $1 ~ "^d" ? 1 : int(($3 + 1023) / 1024) } END { print size }')
+[ "$(dpkg-deb --field /packages/*.deb Installed-Size)" = "$size" ]
 [ -z "$(dpkg --verify rockenv | grep -v ' /usr/share/\(man\|doc\)/')" ]
 dpkg --purge rockenv
 [ -d /var/lib/rockenv/envs/mine ]
