@@ -7,6 +7,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PREFIX ?= /usr/local
 DESTDIR ?=
+# Given to cargo, because a user's own configuration may set another one.
 CARGO_TARGET_DIR ?= target
 ROCKENV := $(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/release/rockenv
 
@@ -20,7 +21,7 @@ help: ## list the targets
 demo: ## build, install what the host lacks, compile a HIP program for gfx1103 in an env, show it (root)
 	@$(need-root)
 	@tests/host build
-	cargo build --release --locked
+	cargo build --release --locked --target-dir "$(CARGO_TARGET_DIR)"
 	"$(ROCKENV)" setup --yes
 	"$(ROCKENV)" up hip-smoke --target gfx1103
 	"$(ROCKENV)" ls
@@ -95,14 +96,14 @@ deny: ## licences, advisories and sources of dependencies, where cargo-deny is i
 .PHONY: build
 build: ## the release binary
 	@tests/host build
-	cargo build --release --locked
+	cargo build --release --locked --target-dir "$(CARGO_TARGET_DIR)"
 
 .PHONY: bench
 bench: ## measure, against the peers; BENCH=--in-memory leaves the disk out, and needs 20 GiB of memory (root)
 	@$(need-root)
 	@tests/host test
 	@tests/host bench
-	cargo build --locked --profile dist --config packaging/dist.toml
+	cargo build --locked --profile dist --config packaging/dist.toml --target-dir "$(CARGO_TARGET_DIR)"
 	ROCKENV="$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv" tests/bench/run $(BENCH)
 
 .PHONY: gen
@@ -137,4 +138,4 @@ arch: build ## the same, and a package for Arch Linux (root)
 
 .PHONY: clean
 clean: ## remove what was built; environments are kept
-	cargo clean
+	cargo clean --target-dir "$(CARGO_TARGET_DIR)"

@@ -266,6 +266,16 @@ fn a_program_that_would_not_be_static_does_not_compile() {
     assert!(errors.contains("unset RUSTFLAGS"), "{errors}");
 }
 
+#[test]
+fn make_build_compiles_to_where_make_install_looks() {
+    let mut make = Command::new("make");
+    make.current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("MAKEFLAGS")
+        .args(["--dry-run", "build", "CARGO_TARGET_DIR=/a target"]);
+    let said = String::from_utf8(make.output().unwrap().stdout).unwrap();
+    assert!(said.contains("--target-dir \"/a target\""), "{said}");
+}
+
 /// Stands for rockenv, whose `export` has the rights of the user behind sudo.
 const EXPORT: &str = "#!/bin/sh
 [ $1 != export ] || setpriv --reuid=${SUDO_UID-$DOAS_USER} --clear-groups touch \"$3/rockenv.deb\"
