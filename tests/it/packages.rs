@@ -112,8 +112,7 @@ fn checkout(directory: &Path) {
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(directory.join("packaging/rockenv"));
     run(strip.arg(env!("CARGO_BIN_EXE_rockenv")));
-    let licences = Command::new(root.join("packaging/licences")).output();
-    let text = String::from_utf8(licences.unwrap().stdout).unwrap();
+    let text = run(&mut Command::new(root.join("packaging/licences")));
     assert!(text.contains("\n==== ring\n"), "{text}");
     fs::write(directory.join("packaging/licences.txt"), text).unwrap();
 }
