@@ -53,7 +53,7 @@ pub(crate) fn run() -> ExitCode {
     }
     let mut ui = Ui::new(settings(&cli.global, None));
     let result = Config::read().and_then(|(mut config, mut invalid)| {
-        // These describe rockenv itself, to shells, to an installation, and to the person who corrects the configuration.
+        // These describe rockenv itself, to a shell, an installation, or the person who corrects the configuration.
         if matches!(
             cli.command,
             Command::Completions(_) | Command::Man(_) | Command::Schema(_) | Command::Help(_)
