@@ -155,7 +155,7 @@ impl Pipeline {
         if let (true, Some(common)) = (is_ephemeral, &common) {
             let env = &common.env;
             let error = usage!("`--ephemeral` removes env `{env}` before other jobs use its steps");
-            return Err(error.help("leave it out; `rockenv rm` removes the envs"));
+            return Err(error.help("leave out `--ephemeral`; `rockenv rm` removes the envs"));
         }
         Ok(Self {
             calls,

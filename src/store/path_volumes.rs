@@ -30,7 +30,7 @@ pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
                 spec.name
             )
             .help(format!(
-                "replace it by a directory, or write the place that it should lead to in the profile instead of `{}`",
+                "replace the link with a directory, or name the intended directory in the profile instead of `{}`",
                 path.display()
             )));
         }

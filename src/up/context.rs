@@ -170,7 +170,7 @@ impl Context {
             return error;
         };
         let (message, root) = (error.message(), root.display());
-        let message = format!("{message} in your store; root has one too, at `{root}`");
+        let message = format!("{message} in your store; root has another store, at `{root}`");
         Error::new(Kind::NoEnv, message).help(match error.help_text() {
             Some(help) if error.names_another() => help,
             _ => &self.config.sudo_command,

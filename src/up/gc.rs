@@ -57,7 +57,7 @@ pub(crate) fn collect(
     let outcome = outcome.and(store.reclaim());
     for socket in store.trash_waits_for()? {
         done.notes.push(format!(
-            "removed data waits until the service at `{}` answers and removes its images; if it was uninstalled, run `rockenv gc` again after: find {} -maxdepth 3 -name objects.json -delete",
+            "removed data waits until the service at `{}` answers and removes its images; if the service was uninstalled, run `rockenv gc` again after: find {} -maxdepth 3 -name objects.json -delete",
             socket.display(),
             quoted_path(&store.root().join("trash"))
         ));

@@ -54,7 +54,7 @@ impl<'a> RevisionSource<'a> {
             let (place, source) = (self.directory.display(), quoted_path(&self.directory));
             let command = format!("rockenv hook check --source {source}");
             let error = not_found!("`{place}` is not a git repository");
-            let help = format!("without REVISIONS its files are checked: {command}");
+            let help = format!("to check the files without REVISIONS: {command}");
             return Err(error.help(help));
         }
         let checkout = self.git.open(&self.directory)?;

@@ -81,7 +81,7 @@ fn a_starter_of_another_version_gets_an_answer() {
     let (starter, holder) = UnixStream::pair().unwrap();
     frames::send(&starter, &["a request of another version"], &[]).unwrap();
     let Some(FromHolder::Failed { reason }) = serve(&holder) else {
-        panic!("it was understood");
+        panic!("the holder understood the request");
     };
     let error = Error::from(reason);
     assert_eq!(error.kind(), Kind::Unavailable);

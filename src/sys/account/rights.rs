@@ -291,7 +291,7 @@ impl Rights {
             Self::Own => format!("cannot write {place}"),
             Self::Of(person, _) => {
                 let name = super::name_of(person.uid);
-                format!("user {name}, with whose rights files are written, cannot write {place}")
+                format!("user {name} cannot write {place}; rockenv writes files as this user")
             }
         };
         let error = usage!("{message}").source(std::io::Error::from(errno));

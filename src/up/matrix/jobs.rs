@@ -207,7 +207,7 @@ fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<
     let (jobs, homeless) = jobs(envs, runners, gpu)?;
     if !homeless.is_empty() {
         let steps = format!("the steps with a GPU for {}", homeless.join(", "));
-        let message = format!("no job runs {steps}: no runner has one");
+        let message = format!("no job runs {steps}: no runner has such a GPU");
         cx.ui.note(&message);
     }
     Ok(jobs)

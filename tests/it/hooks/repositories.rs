@@ -111,7 +111,7 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
     exit code 3
     $ rockenv hook check HEAD --source hooks
     error: `WORK/hooks` is not a git repository
-    help: without REVISIONS its files are checked: rockenv hook check --source WORK/hooks
+    help: to check the files without REVISIONS: rockenv hook check --source WORK/hooks
     exit code 7
     ");
     store.rockenv(&["hook", "check"]).ok();

@@ -19,7 +19,7 @@ fn same(git: &Git<'_>, path: &Path, changed: bool) {
     assert_eq!(git.fingerprint(path).unwrap() != head, changed || lacks);
     let place = checkout.place.path.clone();
     let mode = fs::metadata(place.join(LFS)).unwrap().mode();
-    assert_eq!(mode & 0o077, 0, "others read what git writes");
+    assert_eq!(mode & 0o077, 0, "others can read git's files");
     drop(checkout);
     assert!(!place.exists());
 }

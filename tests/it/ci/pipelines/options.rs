@@ -92,12 +92,12 @@ fn an_option_that_is_given_is_not_written_twice() {
     );
     insta::assert_snapshot!(said, @"
     $ rockenv matrix gitlab --profile ENV gfx1103 -- --metrics /m.jsonl
-    no job runs the steps with a GPU for gfx1103: no runner has one
+    no job runs the steps with a GPU for gfx1103: no runner has such a GPU
     error: `--metrics /m.jsonl`: GitLab keeps only files of the checkout
     help: --metrics rockenv-metrics.jsonl
     exit code 2
     $ rockenv matrix gitlab --profile ENV gfx1103 -- --metrics ../m.jsonl
-    no job runs the steps with a GPU for gfx1103: no runner has one
+    no job runs the steps with a GPU for gfx1103: no runner has such a GPU
     error: `--metrics ../m.jsonl`: GitLab keeps only files of the checkout
     help: --metrics rockenv-metrics.jsonl
     exit code 2
