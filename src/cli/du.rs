@@ -21,7 +21,8 @@ pub struct DuArgs {
     /// Only this env, in detail
     #[arg(value_name = "ENV")]
     name: Option<EnvName>,
-    /// Show directories down to this depth in build volumes, caches, sources and outputs [default: the parts of TheRock's build trees]
+    /// Show directories down to this depth in build volumes, caches, sources and outputs [default: the parts of
+    /// TheRock's build trees]
     #[arg(long, value_name = "LEVELS")]
     depth: Option<usize>,
     /// Order of the rows: by kind, or largest first

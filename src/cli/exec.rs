@@ -100,7 +100,8 @@ fn without_env(args: &ExecArgs, first: &str) -> String {
     words.extend(args.gpu.iter().map(|gpu| format!("--gpu={}", quoted(gpu))));
     let workdir = args.workdir.iter();
     words.extend(workdir.map(|directory| format!("--workdir {}", quoted(directory))));
-    // Stars would replace the secret in the container. The caller's shell probably has the variable.
+    // If the user ran the command with stars, they would replace the secret in the container. The caller's shell
+    // probably has the variable.
     let shown = |text: &String| match text.split_once('=') {
         Some((name, value)) if shown_value(name, value) != value => {
             format!("--env {name}=\"${name}\"")

@@ -28,8 +28,8 @@ pub struct ExportArgs {
     /// Output volume to export instead of all; may be given again
     #[arg(long, value_name = "NAME")]
     volume: Vec<String>,
-    /// Export the env's snapshots instead, for `import` on another machine: an OCI image layout, in a file if the name ends in
-    /// `.tar`, otherwise in a directory
+    /// Export the env's snapshots instead, for `import` on another machine: an OCI image layout, in a file if the name
+    /// ends in `.tar`, otherwise in a directory
     #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["directory", "volume"])]
     snapshots: Option<PathBuf>,
     /// Last step whose snapshot is exported

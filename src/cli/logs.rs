@@ -138,8 +138,8 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
     Ok((name, args.step.clone()))
 }
 
-/// Returns the logs in the order of their start, limited to the step `wanted` and to runs from `since` on. There may be
-/// thousands of earlier runs, and `--follow` looks ten times a second.
+/// Returns the logs in the order of their start, limited to the step `wanted` and to runs from `since` on. Earlier runs
+/// are not read: there may be thousands of them, and `--follow` calls this function ten times a second.
 pub(super) fn all(
     store: &Store,
     env: &EnvName,
@@ -201,7 +201,7 @@ mod tests {
             fs::create_dir_all(logs.join(run)).unwrap();
             fs::write(logs.join(run).join("01-s.log"), "").unwrap();
         }
-        // Reading a link to itself fails.
+        // A link to itself cannot be read, so reading this earlier run fails.
         let earlier = logs.join(runs[0]);
         fs::os::unix::fs::symlink(&earlier, &earlier).unwrap();
         assert!(all(&store, &env, None, "").is_err());

@@ -232,7 +232,7 @@ fn steps(record: &Record, now: Option<&Now>) -> Table {
         "written",
         "disk",
     ]);
-    // A service does not report blocks.
+    // Docker and Podman do not report block I/O.
     let blocks = |bytes| match record.engine == Engine::Nspawn.name() {
         true => size::bytes(bytes),
         false => String::new(),

@@ -58,8 +58,8 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     say(cx, &reporter, &args.env, &steps)
 }
 
-/// Returns the name of the env's scratch env. It is always the same: the lock of a removed env stays, and every command
-/// looks at all of them.
+/// Returns the name of the env's scratch env. Every verification uses the same name, because the lock of a removed env
+/// stays, and every command reads all locks.
 fn scratch_name(env: &EnvName) -> Result<EnvName> {
     let stem: String = env.chars().take(STEM).collect();
     let digest = hex::encode(Sha256::digest(env.as_bytes()));

@@ -77,7 +77,7 @@ impl Context {
         Ok(store)
     }
 
-    /// Closes the store's directories to other users than the build user and the person behind `sudo`.
+    /// Closes the store's directories to all users but the build user and the person behind `sudo`.
     fn close(&self, store: &Store) -> Result<()> {
         if let Some(person) = account::caller().person() {
             store.close(person.uid)?;

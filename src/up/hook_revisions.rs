@@ -167,7 +167,7 @@ fn dated(checkout: &Checkout<'_>, commit: &str, at: AtRevision) -> Result<AtRevi
     })
 }
 
-/// Returns the entry of a commit at a path, or that of the submodule around it: its own path, its mode and its object.
+/// Returns a commit's entry at a path, or the submodule that contains the path: the entry's path, mode and object.
 fn entry(
     checkout: &Checkout<'_>,
     commit: &str,

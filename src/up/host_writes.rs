@@ -202,7 +202,7 @@ fn without_links(path: &Path) -> Result<PathBuf> {
     follow(
         &std::path::absolute(path)?,
         &|entry| match fs_err::read_link(entry) {
-            // No link.
+            // The entry is not a link.
             Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
             target => if_exists(target),
         },

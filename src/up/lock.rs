@@ -24,7 +24,8 @@ pub(crate) struct LockOptions {
     /// Image or source to lock again at its current version, or `all`; may be given again
     #[arg(short, long, value_name = "NAME", help_heading = LOCK)]
     update: Vec<String>,
-    /// Also lock outputs of steps that were built on files from an earlier build [default: `reuse` in the configuration]
+    /// Also lock outputs of steps that were built on files from an earlier build [default: `reuse` in the
+    /// configuration]
     #[arg(long, help_heading = LOCK)]
     allow_incremental: bool,
     /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]

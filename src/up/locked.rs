@@ -50,8 +50,9 @@ impl Locked {
     }
 }
 
-/// Returns the absolute path by which the store knows a lock file. Each version of a file that another machine sends is
-/// in a directory of its own, which stays, so only a path to the last version does not keep the data of all of them.
+/// Returns the absolute path that the store records for a lock file. If another machine sent the file, the path leads
+/// to the last version: each version stays in a directory of its own, and recording each of them would keep the data of
+/// all versions.
 pub(crate) fn lasting_path(file: &Path) -> Result<PathBuf> {
     let file = fs::canonicalize(file)?;
     let last = remote::sent_file(&file).map(|(place, below)| place.join(LATEST).join(below));
@@ -401,7 +402,7 @@ mod tests {
             let file = place.join(version).join("d/p.lock");
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(&file, version).unwrap();
-            // Not of a command of `on`.
+            // Without a link to the last version, the path stays as it is.
             assert_eq!(lasting_path(&file).unwrap(), file);
             fs::os::unix::fs::symlink(version, &latest).unwrap();
             assert_eq!(lasting_path(&file).unwrap(), latest.join("d/p.lock"));

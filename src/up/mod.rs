@@ -79,7 +79,7 @@ pub(crate) fn up(
     summarise: &dyn Fn(&Store, &EnvName),
 ) -> Result<u8> {
     let begun = begin(cx, args).inspect_err(|error| {
-        // Readers of the events wait for the last one.
+        // Readers of the events wait for the last event, `finished`.
         if args.progress == Format::Json {
             let outcome = match error.kind() {
                 Kind::Signal(_) => Outcome::Interrupted,
@@ -421,8 +421,8 @@ fn nothing_to_do(
         env.keep_lock(&locked.lock)?;
     }
     let (record, until) = (env.known_record()?, &run.args.plan.until);
-    // If a later step has another key now, an earlier `up` to the end does not count, and its spec tells the next one
-    // what the build volumes were made from.
+    // If a later step has another key now, an earlier `up` to the end does not make the env complete. The earlier spec
+    // stays: it tells the next `up` the sources of the build volumes.
     let keys = plan.steps.iter().map(|step| &step.key);
     let is_same = keys.eq(record.steps.iter().map(|step| &step.key));
     let complete = until.is_none() || record.complete && is_same;
@@ -443,7 +443,7 @@ fn nothing_to_do(
         let outcome = match step.action {
             Action::Hit => Outcome::Hit,
             Action::Skip => Outcome::Skipped,
-            // As in an `up` that runs steps.
+            // These steps have no row, as in an `up` that runs steps.
             Action::Pull | Action::Run | Action::Later => continue,
         };
         let row = || Row::of(spec, &step.name, step.key.as_ref(), outcome);
@@ -452,8 +452,8 @@ fn nothing_to_do(
     Ok(blocked)
 }
 
-/// Returns the results of the env's layer whose places hold other files. A file in `before` may pass for the result now,
-/// because no record tells which build left it, so these are checked again.
+/// Returns the results of the env's layer whose places hold other files. A file in `before` may pass for the result
+/// now, because no record tells which build left the file. So the files in `before` are checked again.
 fn blocked_at_end(
     run: &Run<'_>,
     spec: &Spec,

@@ -308,7 +308,7 @@ struct VolumeWriters<'a> {
     record: &'a Record,
     /// The layer with the volumes' last content, and the layers below it; `None` if it was removed.
     from: Option<Vec<Layer>>,
-    /// The layers of the earlier build whose files they began with, if any; `None` if one was removed.
+    /// The layers of the earlier build whose files the volumes began with, if any; `None` if a layer was removed.
     earlier: Option<Vec<Layer>>,
     head: Vec<LayerId>,
     /// The layers below a step of another build that began on the volumes since and did not succeed.
@@ -359,7 +359,8 @@ impl<'a> VolumeWriters<'a> {
         is_above && is_untouched
     }
 
-    /// Returns the names of incremental steps whose work the volumes lack, whatever its key; none if that is not known.
+    /// Returns the names of incremental steps whose work the volumes lack under any key; none if the volumes' layers
+    /// are not known.
     fn lacking(&self, wanted: &[StepInput]) -> BTreeSet<String> {
         let (Some(from), Some(earlier)) = (&self.from, &self.earlier) else {
             return BTreeSet::new();

@@ -1,13 +1,13 @@
-//! Owns whether files of a source may be older than what was built from it, although it changed. Then ninja and make
-//! take old objects for new ones.
+//! Owns finding changed sources whose files may be older than the objects that were built before the change. ninja and
+//! make would take these objects for new ones.
 
 use crate::execute::is_older;
 use crate::plan::resolve::{self, Spec, VolumeSource};
 use crate::store::{Store, source};
 use crate::sys::error::Result;
 
-/// Returns whether files of sources may be older than what the last `up` built, although they changed: a clone in the
-/// store replaces another directory or is replaced by one, or steps no longer see a hook's changes.
+/// Returns whether files of changed sources may be older than the objects of the last `up`: a clone in the store
+/// replaces another directory or is replaced by one, or steps no longer see a hook's changes.
 pub(super) fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> Result<bool> {
     let from = |hook: &resolve::Hook| spec.steps.iter().position(|step| step.name == hook.from);
     let is_gone = |old: &resolve::Hook| {
@@ -26,7 +26,7 @@ pub(super) fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> Re
             VolumeSource::Git(_) | VolumeSource::Store => clone,
         };
         let mut hooks = before.hooks.iter().filter(|hook| hook.volume == *name);
-        // No step may have seen the hook yet, or the source's own files are new since.
+        // A hook that no step has seen changed nothing, and the source's own files may be newer than the last step.
         if let Some(directory) = directory
             && hooks.any(is_gone)
             && is_older(&store.env_dir(&spec.name), name, directory)?
@@ -49,7 +49,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn sources_whose_files_may_be_older_than_before_are_other_clones_and_those_without_a_hook() {
+    fn other_clones_and_sources_without_their_hook_may_have_older_files() {
         let (_directory, store) = Store::scratch();
         let spec = |source: &str, hooks: &str| {
             let text = format!(
@@ -71,7 +71,7 @@ mod tests {
         let path = path.as_str();
         let view = store.env_dir(&spec(path, "").name).join("views/src");
         fs::create_dir_all(&view).unwrap();
-        // A hook had changed the file long ago, and a step has seen it now.
+        // A hook changed the file long ago, and a step has just seen the change.
         let time = r#"{"sha256": "", "seconds": 0, "nanoseconds": 0}"#;
         let stack = format!(r#"{{"base": "", "layers": [], "times": {{"file": {time}}}}}"#);
         fs::write(view.join("stack.json"), stack).unwrap();

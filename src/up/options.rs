@@ -23,7 +23,8 @@ use crate::ui::Format;
 pub(crate) struct PlanOptions {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
-    /// Name of the env [default: the profile's name, with the targets, variant, release and starting point that are given]
+    /// Name of the env [default: the profile's name, with the targets, variant, release and starting point that are
+    /// given]
     #[arg(short, long, help_heading = WHAT)]
     pub(crate) name: Option<String>,
     /// Last step to run
@@ -41,7 +42,8 @@ pub(crate) struct PlanOptions {
     /// Start from the last clean snapshot, and reset build volumes to it
     #[arg(long, help_heading = STEPS)]
     pub(crate) clean: bool,
-    /// Also start from other envs' snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
+    /// Also start from other envs' snapshots that were built on files from an earlier build [default: `reuse` in the
+    /// configuration]
     #[arg(long, help_heading = STEPS, hide_short_help = true)]
     pub(crate) allow_incremental: bool,
     /// Maximum number of jobs for a step [default: by cores, memory and earlier runs]

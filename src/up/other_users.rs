@@ -1,5 +1,5 @@
-//! Owns finding volumes in the store that belong to another user than the build user, so that steps cannot write to
-//! them: several people may build in root's store, each as a build user of their own.
+//! Owns finding volumes in the store that steps cannot write to, because they belong to a user other than the build
+//! user: several people may build in root's store, each with their own build user.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -25,7 +25,7 @@ pub(crate) struct OthersVolumes {
 }
 
 impl OthersVolumes {
-    /// Finds them; `new` is the command that makes another env.
+    /// Finds these volumes. `new` is the command that makes another env.
     pub(crate) fn of(
         store: Option<&Store>,
         spec: &Spec,
@@ -79,7 +79,7 @@ impl OthersVolumes {
     }
 }
 
-/// Returns the directory in the store that a volume has when the first step runs, and the name of its kind.
+/// Returns the name of a volume's kind, and the volume's directory in the store when the first step runs.
 fn place(
     store: &Store,
     spec: &Spec,
@@ -98,7 +98,7 @@ fn place(
             let directory = store.output_dir(spec, volume).ok()?;
             Some(("output", directory))
         }
-        // Directories of users are in their hands.
+        // Users manage the directories of these volumes themselves.
         (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(_) | VolumeSource::Git(_))
         | (VolumeKind::Source | VolumeKind::Host, _) => None,
     }

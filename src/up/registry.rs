@@ -179,7 +179,7 @@ impl<'a> Source<'a> {
                 Ok(pulled.incremental.is_empty())
             }
             other => {
-                // A pull that failed leaves its download.
+                // A failed pull leaves its download.
                 cx.tidy(store)?;
                 other.map(|_| false)
             }
@@ -214,9 +214,10 @@ impl<'a> Source<'a> {
         Ok(false)
     }
 
-    /// Uses the key of the registry's image, or of the locked one, without pulling it. Returns whether there is one.
+    /// Uses the key of the locked image, or else of the registry's image, without a pull. Returns whether the key is
+    /// known.
     pub(super) fn announce(&self, gathered: &mut Gathered<'_>) -> Result<bool> {
-        // The registry may still lack it: the key is known in either case.
+        // The key of a locked image is known, even if the registry lacks the image.
         if gathered.selection.locked.is_some() {
             return Ok(true);
         }
@@ -236,8 +237,8 @@ impl<'a> Source<'a> {
         self.ask(|cx| share::available(&self.repository, keys, self.reuse, cx))
     }
 
-    /// Asks the registry, with the progress shown; `None` if it lacks that. Lets `up` continue if the registry does not
-    /// answer, but not after wrong data or on a full disk.
+    /// Asks the registry, and shows the progress. Returns `None` if the registry has no such object, or warns and
+    /// returns `None` if it does not answer, so that `up` continues. Wrong data and a full disk are errors.
     fn ask<T>(
         &self,
         ask: impl FnOnce(&mut TaskContext<'_>) -> Result<Option<T>>,

@@ -84,8 +84,8 @@ pub(crate) struct MissingInputs {
 }
 
 impl<'a> Gathered<'a> {
-    /// Begins with the inputs of the selection. With a lock file, these have all of the image's data that the keys
-    /// need. Without one the image's key is unknown until `base_on` or `announce`.
+    /// Begins with the inputs of the selection. With a lock file, these have all data of the image that the keys need.
+    /// Without one, the image's key is unknown until `base_on` or `announce`.
     pub(crate) fn new(selection: &'a Selection, clean: bool) -> Self {
         Self {
             selection,
@@ -147,7 +147,7 @@ impl<'a> Gathered<'a> {
                         .push(format!("source `{name}` is not fetched yet")),
                 }
                 for input in self.inputs_in(name) {
-                    // A lock file may have provided it without the source.
+                    // A lock file may have provided the fingerprint without the source.
                     let print = self.inputs.fingerprints.entry(input);
                     print.or_insert(None);
                 }
@@ -177,7 +177,7 @@ impl<'a> Gathered<'a> {
         self.image = Some(image);
     }
 
-    /// Uses the key and the variables of an image that only a registry has so far.
+    /// Uses the key and the variables of an image that is not in the store, but at a registry.
     pub(super) fn announce(&mut self, image: &Image) {
         self.inputs.image = BaseImage::Known(image.key.clone());
         self.inputs.image_env = image.env.clone().unwrap_or_default();

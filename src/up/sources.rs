@@ -11,7 +11,7 @@ use crate::sys::signals::Cancel;
 use crate::up::downloads::Fetching;
 use crate::up::resolve::{Gathered, once};
 
-/// Gathers the inputs besides the image: fetches missing sources and patches. Returns notes for the user.
+/// Gathers all inputs but the image: fetches missing sources and patches. Returns notes for the user.
 pub(crate) fn fetch(gathered: &mut Gathered<'_>, with: Fetching<'_>) -> Result<Vec<String>> {
     fetch_sources(with, gathered)?;
     let mut notes = checkout::use_target_table(gathered)?;

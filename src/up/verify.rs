@@ -129,7 +129,8 @@ impl<'a> Rebuild<'a> {
         for place in [verify::OUTPUTS, verify::CACHES, APART, "views"] {
             self.with.store.discard(&scratch.directory().join(place))?;
         }
-        // Other directories named by a path are made with the rights of the caller, who may not enter the store.
+        // Elsewhere, directories for volumes with a path are made with the rights of the caller, who may not enter the
+        // store.
         for volume in &self.spec.volumes {
             if let VolumeSource::Path(path) = &volume.source
                 && verify::scratch_place(volume, self.options.with_caches).is_some()

@@ -106,7 +106,8 @@ pub(super) struct PipelineArgs {
 pub struct GithubArgs {
     #[command(flatten)]
     pipeline: PipelineArgs,
-    /// Action that installs this rockenv, such as `rockenv/rockenv@COMMIT` [default: that of this version on GitHub's own runners, unless `--setup` is given]
+    /// Action that installs this rockenv, such as `rockenv/rockenv@COMMIT` [default: that of this version on GitHub's
+    /// own runners, unless `--setup` is given]
     #[arg(long, value_name = "REPOSITORY@COMMIT", value_parser = action, help_heading = JOBS)]
     action: Option<String>,
 }

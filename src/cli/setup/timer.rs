@@ -153,7 +153,7 @@ mod tests {
             service,
             "ExecStart=/usr/local/bin/rockenv --quiet --yes --home /srv/store gc --preset ci\n"
         );
-        // Uninstalling the program does not make it fail every day.
+        // After rockenv is uninstalled, the service is skipped and does not fail every day.
         assert_has!(
             service,
             "ConditionPathExists=/srv/store/format\nConditionFileIsExecutable=/usr/local/bin/rockenv\n"

@@ -146,7 +146,7 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
             }
             process::Event::Tick => cancel.poll(),
         });
-    // A failure has them as its cause.
+    // The error of a failed submission has these lines as its cause.
     if submitted.is_ok() || cancel.caught().is_some() {
         lines.iter().for_each(|line| cx.ui.note(line));
     }
