@@ -182,7 +182,7 @@ impl Agent {
         }
     }
 
-    /// Waits until a descriptor is readable, or it is time to exit.
+    /// Waits until a descriptor is readable, or until it is time to exit.
     fn wait(&self) -> Result<Ready> {
         let own = [
             self.holder.as_fd(),

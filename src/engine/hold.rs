@@ -274,7 +274,7 @@ impl ContainerRecord {
             return match docker::Service::connect(&place.socket) {
                 // The service owns the control group.
                 Ok(service) => service.stop(&place.name),
-                // A service that was uninstalled must not keep the env from being removed.
+                // If the service was uninstalled, the env must still be removable.
                 Err(_) => self.kill(PATIENCE),
             };
         }

@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Length of an entry's record: slots, need, name, jobs that fit into memory.
+/// Length of an entry's record: slots, need, name, and number of jobs that fit into memory.
 const ENTRY: u64 = 64;
-/// Maximum length of the name in it.
+/// Maximum length of the name in a record.
 const NAME: usize = 55;
 /// More entries than envs can run at once.
 const ENTRIES: u32 = 4096;
@@ -79,8 +79,8 @@ pub(crate) struct Ticket {
 }
 
 impl SlotClaim {
-    /// Takes an entry for `env` in the budget of `total` slots in the store's file `path`. `together` jobs like its own
-    /// fit into the machine's memory.
+    /// Takes an entry for `env` in the budget of `total` slots in the store's file `path`. The machine's memory has
+    /// room for `together` jobs of this env's size.
     pub(crate) fn open(path: &Path, total: u32, together: u32, env: &EnvName) -> Result<Self> {
         let file = fs::OpenOptions::new()
             .read(true)
@@ -210,7 +210,7 @@ fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
             _ => Need::More,
         },
         together: match u32::from_le_bytes([e, f, g, h]) {
-            // A process of an older version does not state it.
+            // Older versions do not write this number.
             0 => u32::MAX,
             jobs => jobs,
         },
@@ -271,14 +271,15 @@ pub(super) struct EnvSlots {
     pub(super) base: u32,
     /// Maximum number of slots.
     pub(super) limit: u32,
-    /// Jobs like its own that fit into the machine's memory.
+    /// Number of jobs of this env's size that the machine's memory has room for.
     pub(super) together: u32,
     /// Unused tokens.
     pub(super) idle: u32,
     pub(super) need: Need,
 }
 
-/// Returns how many jobs of an env, of which `together` fit into the machine's memory, fit beside those of `others`.
+/// Returns how many jobs of an env fit into memory beside those of `others`, if `together` of them fill the machine's
+/// memory.
 fn room<'a>(together: u32, others: impl Iterator<Item = &'a Other>) -> u32 {
     const WHOLE: u64 = 1 << 20;
     let part = |other: &Other| u64::from(other.held) * WHOLE / u64::from(other.together.max(1));
@@ -291,7 +292,7 @@ fn room<'a>(together: u32, others: impl Iterator<Item = &'a Other>) -> u32 {
 ///
 /// If no other env asks for more, an env takes the free slots and keeps its unused tokens. Otherwise unused tokens go
 /// to the envs that ask, and any env with more than an equal share releases the rest as its jobs end. A slot is free
-/// only if memory has room for its job. An equal share of memory is fewer slots for an env with larger jobs.
+/// only if memory has room for its job, so an equal share is fewer slots for an env with larger jobs.
 pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     let EnvSlots {
         held,
@@ -313,7 +314,8 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     let rest = total.saturating_sub(spare.iter().map(|other| other.held).sum());
     let rest = rest.min(room(together, spare.into_iter()));
     let share = (rest / (1 + u32::try_from(busy.len()).unwrap_or(u32::MAX - 1))).max(1);
-    // A first job starts without room, and two envs may take the same room at once. Unused tokens need no memory.
+    // An env may hold more slots than memory has room for: its first job starts without room, and two envs may take the
+    // same room at once. Unused tokens need no memory.
     let most = room(together, busy.iter().copied()).max(share).max(base);
     if held > most {
         return most;
@@ -329,7 +331,7 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     if held > share && poorest < share {
         return share.max(base);
     }
-    // The poorest may have no room for a second large job.
+    // The env with the fewest slots may have no room for another of its large jobs.
     if need == Need::More && free > 0 && (held < share || held <= poorest) {
         return limit.min(held + 1);
     }
@@ -397,7 +399,7 @@ mod tests {
             assert!(a + b <= 8, "{a} {b}");
         }
         assert_eq!((a, b), (4, 4));
-        // Neither large jobs nor small ones, whichever began, keep the others below an equal share.
+        // An env with large jobs and one with small jobs each get an equal share, whichever began first.
         let busy = |held, together| EnvSlots {
             together,
             limit: together,
@@ -425,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_unused_goes_to_who_could_use_it() {
+    fn unused_slots_go_to_envs_that_need_them() {
         let busy = [other(4, Need::More)];
         assert_eq!(target(8, mine(4, 2, Need::None), &busy), 2);
         assert_eq!(target(8, mine(4, 4, Need::None), &busy), 1);
@@ -434,7 +436,7 @@ mod tests {
         assert_eq!(target(8, mine(4, 2, Need::None), &content), 6);
         let idle = [other(1, Need::None)];
         assert_eq!(target(8, mine(4, 0, Need::More), &idle), 7);
-        // Nor do they take the place of jobs of an unknown size.
+        // Unused tokens take no memory from jobs of an unknown size either.
         let idle = [Other {
             together: 4,
             ..other(4, Need::None)
@@ -443,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_its_first_slot_gets_it_before_others_get_more() {
+    fn an_env_gets_its_first_slot_before_others_get_more() {
         let waits = [other(0, Need::More)];
         assert_eq!(target(4, mine(3, 0, Need::More), &waits), 2);
         assert_eq!(target(4, mine(2, 0, Need::More), &waits), 2);

@@ -21,7 +21,7 @@ impl Cgroup {
         directories.find_map(|(_, directory)| anonymous(directory))
     }
 
-    /// Returns a field of its pressure stall information for memory: a share of time, in percent.
+    /// Returns a field of the control group's memory pressure (PSI): a share of time, in percent.
     pub(crate) fn stalled(&self, line: &str, field: &str) -> Option<f64> {
         let mut directories = self.directories.iter();
         directories.find_map(|(_, directory)| {

@@ -15,8 +15,8 @@ use nix::unistd::{Gid, Pid, Uid};
 use super::wire::{Command, Reply};
 use crate::sys::sockets::SocketRules;
 
-/// If the machine has no memory left, the kernel kills a process with a high score. systemd gives up to 200 to the
-/// programs of a desktop session, and 0 to those of root.
+/// Minimum score of a command. If the machine has no memory left, the kernel kills a process with a high score. systemd
+/// gives up to 200 to the programs of a desktop session, and 0 to those of root.
 const OOM_SCORE: i32 = 500;
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
 
@@ -119,7 +119,7 @@ fn become_user(
     let own = own.trim().parse().unwrap_or(OOM_SCORE);
     let oom_score = own.max(OOM_SCORE).to_string();
     // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork. It
-    // allocates nothing but for an error.
+    // allocates only for an error.
     unsafe {
         process.pre_exec(move || {
             // The child would inherit the agent's signal mask.

@@ -27,7 +27,7 @@ const SHARE_WAITING: u32 = 20;
 const LONGEST: Duration = Duration::from_secs(1);
 /// Commands that must have ended before an estimate is shown.
 const KNOWN: usize = 3;
-/// Number of looks of which the largest number of jobs in use counts: between two commands, a job is unused.
+/// The largest number of jobs in use at this many looks counts, because a job is unused between two commands.
 const RECENT: usize = 4;
 
 #[derive(Debug)]
@@ -39,9 +39,10 @@ pub(crate) struct BuildWatch<'a> {
     /// The step's script.
     script: String,
     jobs: usize,
-    /// The jobs in use at the last looks, zero if unknown.
+    /// The number of jobs in use at the last looks; zero if unknown.
     used: [usize; RECENT],
-    /// Whether more than one job was in use. A ninja with `-j` does not join the jobserver, and seems to use one.
+    /// Whether more than one job was in use at once. A ninja with `-j` does not join the jobserver, so its step seems
+    /// to use one job.
     joined: bool,
     due: Instant,
 }
@@ -56,9 +57,9 @@ struct Build {
     forecast: Option<(Option<usize>, BuildForecast)>,
     /// When its log was last read.
     modified: Option<SystemTime>,
-    /// The number of commands that its present ninja ended.
+    /// The number of commands that the current ninja has ended.
     ended: usize,
-    /// Whether an earlier ninja of this step ran there too.
+    /// Whether an earlier ninja of this step ran in the same directory.
     again: bool,
     /// How long its ninja had been running when its log was read, and when that was. Measured from then on with a
     /// monotonic clock, which stops during suspend.
@@ -206,8 +207,8 @@ fn processor_time() -> Duration {
 }
 
 impl Build {
-    /// Returns whether a forecast for `total` commands has to be made. If their number is no longer known because a
-    /// ninja began in another directory, this one's is over, and its commands are still the same.
+    /// Returns whether a forecast for `total` commands must be made. `total` becomes unknown when a ninja begins in
+    /// another directory. The ninja in this directory is over then, and its commands are the same.
     fn is_outdated(&self, total: Option<usize>) -> bool {
         let forecast = self.forecast.as_ref();
         forecast.is_none_or(|(known, _)| *known != total && (total.is_some() || self.again))
@@ -225,7 +226,8 @@ impl Build {
         let before: HashSet<&Command> = self.before.iter().collect();
         let new = log.commands.iter();
         let new: Vec<&Command> = new.filter(|command| !before.contains(command)).collect();
-        // A ninja writes its commands in the order of their ends, and counts from its own start.
+        // ninja writes its commands in the order of their ends, with times since its own start. An earlier end is that
+        // of another ninja.
         let mut pairs = new.windows(2);
         let restart = pairs.rposition(|pair| pair[1].ended_ms < pair[0].ended_ms);
         let first = restart.map_or(0, |at| at + 1);
@@ -284,13 +286,13 @@ mod tests {
         };
         let modified = SystemTime::now();
         build.take(log(modified, &[60_000]), modified);
-        // The ninja that follows in another directory makes the number of commands unknown.
+        // Once another ninja begins in another directory, the number of commands is unknown.
         assert!(!build.is_outdated(None) && build.is_outdated(Some(2)));
         build.take(log(modified, &[60_000, 4000, 5000]), modified);
         assert!(build.is_outdated(None));
         let (ran, _) = build.ran.unwrap();
         assert_eq!((ran, build.ended), (Duration::from_secs(5), 2));
-        // Its last command has just begun, and takes a second like the others.
+        // The last command has just begun, and takes a second like the others.
         let (_, forecast) = build.forecast.unwrap();
         let left = forecast.left(ran, 2, 1).likely;
         assert!(left.abs_diff(Duration::from_secs(1)) < Duration::from_millis(300));

@@ -335,10 +335,10 @@ fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
     let made = made.context(cannot)?;
     let found = fstat(&made).context(cannot)?;
-    // Another directory of the caller may be in its place by now, but no other user's. On NFS, root may not even give it
-    // to its owner.
+    // By now, another directory may be at this path: only one of the caller's is given away. A directory that keeps its
+    // owner is not touched, because on NFS even that fails for root.
     if found.st_uid == person.uid && spec.user.uid != person.uid {
-        // With the set-group-ID bit, it keeps the group of the directory around it, which may be a team's.
+        // With the set-group-ID bit, the directory keeps its parent's group, which may be a team's.
         let gid = (found.st_mode & 0o2000 == 0).then(|| spec.user.gid.into());
         fchown(&made, Some(spec.user.uid.into()), gid).context(cannot)?;
     }

@@ -81,9 +81,9 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct FullDisk {
     pub(crate) path: PathBuf,
-    /// The peak of bytes used there.
+    /// The peak of bytes used above the level at the start.
     pub(crate) taken: u64,
-    /// Whether it is the store's, where `gc` frees space.
+    /// Whether this is the store's file system, where `gc` frees space.
     pub(crate) is_store: bool,
 }
 
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!((guard.taken(), guard.grown()), (1 << 30, 1 << 30));
         let full = guard.filled(std::iter::empty()).unwrap();
         assert_eq!((full.taken, full.is_store), (9 << 30, false));
-        // `gc` frees nothing there.
+        // `gc` frees nothing on a file system that is not the store's.
         guard.places[1].marks.warn = u64::MAX / 2;
         let mut said = Vec::new();
         guard.check(&|| panic!("no advice"), &mut |text| said.push(text));

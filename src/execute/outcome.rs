@@ -183,7 +183,7 @@ impl event::Cost {
     /// Returns a step's cost without the values that were not counted, which are 0 in the record.
     pub(super) fn of(cost: Cost, engine: Engine) -> Self {
         let usage = cost.usage;
-        // A service does not report blocks.
+        // Docker and Podman do not report block I/O.
         let blocks = |bytes| (engine == Engine::Nspawn).then_some(bytes);
         Self {
             wall_ms: cost.wall_ms,
@@ -197,10 +197,10 @@ impl event::Cost {
     }
 }
 
-/// Returns whether a compiler or linker says that memory ran out, or that a signal ended it: earlyoom and the like kill
-/// processes without the kernel.
+/// Returns whether a compiler or linker reports that memory ran out, or that a signal ended one of its programs.
+/// Programs such as earlyoom kill processes themselves, so the kernel does not count these.
 pub(super) fn lacked_memory(lines: &[String]) -> bool {
-    // Of gcc, collect2, clang, gcc's two allocators, and LLVM. earlyoom first asks a process to end.
+    // Messages of gcc, collect2, clang, gcc's two allocators, and LLVM. earlyoom sends SIGTERM first.
     let marks = [
         "Killed signal terminated program ",
         "Terminated signal terminated program ",

@@ -1,5 +1,5 @@
-//! Owns redacting credentials in a step's output: passwords in URLs that the host passed to it, and values of variables
-//! such as `HF_TOKEN`, are shown as `***`, on the screen and in the log.
+//! Owns redacting credentials in a step's output. Passwords in URLs and values of variables such as `HF_TOKEN`, from
+//! `env-from-host`, are `***` on the screen and in the log.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -10,14 +10,15 @@ use crate::ui::event::Stream;
 const SHOWN: &[u8] = b"***";
 /// Shorter secrets would match by chance in many lines.
 const SHORTEST: usize = 4;
-/// The same for whole values: `CACHE_KEY=main` is no secret.
+/// Minimum length of a line of a secret variable: `CACHE_KEY=main` is no secret.
 const SHORTEST_VALUE: usize = 8;
 
 /// The secrets, and for each stream held-back output that may be the beginning of one.
 #[derive(Debug, Default)]
 pub(crate) struct Redactor {
     secrets: Vec<Vec<u8>>,
-    /// For each byte, whether a secret begins with it: a key has dozens of lines, and a build prints gigabytes.
+    /// Whether a secret begins with a byte, for each byte. This makes the search fast: a key has dozens of lines, and a
+    /// build prints gigabytes.
     first_bytes: Vec<bool>,
     held: [Vec<u8>; 2],
 }
@@ -101,7 +102,7 @@ impl Redactor {
     }
 }
 
-/// Returns the bytes that a percent-encoded password stands for: some programs print these.
+/// Decodes a percent-encoded password, because some programs print the decoded one.
 fn decoded(secret: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = secret.as_bytes();
@@ -121,7 +122,8 @@ fn decoded(secret: &str) -> Vec<u8> {
     bytes
 }
 
-/// Returns whether a value is the path of a file, as in `SIGN_KEY=/etc/keys/mine`. Secrets may begin with `/` too.
+/// Returns whether a value is the path of a file, as in `SIGN_KEY=/etc/keys/mine`. The file must exist, because secrets
+/// may begin with `/` too.
 fn is_file(value: &str) -> bool {
     value.starts_with('/') && Path::new(value).exists()
 }
@@ -141,7 +143,7 @@ fn credentials<'a>(name: &str, value: &'a str) -> Vec<&'a str> {
         let user = authority.rsplit_once('@').map(|(user, _)| user);
         found.extend(user.and_then(|user| match user.split_once(':') {
             Some((_, password)) => Some(password),
-            // ccache takes a single word for the Redis password.
+            // ccache reads a single word before the `@` as the Redis password.
             None => scheme.starts_with("redis").then_some(user),
         }));
         found.extend(parts.filter_map(|attribute| attribute.strip_prefix("bearer-token=")));

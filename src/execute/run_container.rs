@@ -120,7 +120,7 @@ impl Execution<'_, '_> {
             Ending::Exited { code: 1.., .. } if outcome::lacked_memory(&tail) => {
                 usage.oom_kills = usage.oom_kills.max(1);
             }
-            // It survived the loss of a process, so it did not run out of memory.
+            // The step survived the loss of a process, so it did not run out of memory.
             Ending::Stopped | Ending::Interrupted(_) => usage.oom_kills = 0,
             _ => {}
         }

@@ -40,9 +40,9 @@ pub(crate) enum Ending {
     },
     TimedOut,
     Interrupted(i32),
-    /// Another process stopped its container.
+    /// Another process stopped the step's container.
     Stopped,
-    /// Its container disappeared.
+    /// The step's container disappeared.
     Lost,
 }
 

@@ -182,7 +182,7 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         .map_err(|_| unexpected!("three descriptors became another number"))
 }
 
-/// Waits for a descriptor. Returns whether the client and the signals are ready to be read, and the positions of the
+/// Waits until a descriptor is ready. Returns whether the client and the signals can be read, and the positions of the
 /// copies that can continue.
 fn wait(
     client: &Client,

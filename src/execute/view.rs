@@ -89,14 +89,15 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
     Ok(Some(PatchedSource::Overlay(view)))
 }
 
-/// Returns whether files that hooks changed in an env's view of a source are older in the source than what a step may
-/// have built from the changed ones. A changed file can be older than both.
+/// Returns whether a file that hooks changed in an env's view of a source is older in the source than the last step on
+/// the view, which may have built objects from the changed file. The changed file's own time does not count, because it
+/// can be older than both.
 pub(crate) fn is_older(env: &Path, volume: &str, source: &Path) -> Result<bool> {
     let file = stack_file(&env.join("views").join(volume));
     let Some(stack) = atomic::read_json::<Stack>(&file)? else {
         return Ok(false);
     };
-    // Written whenever a step begins on the view, and when it succeeds.
+    // rockenv writes this file when a step begins on the view, and when the step succeeds.
     let found = fs::metadata(&file)?;
     let last = (found.mtime(), found.mtime_nsec());
     let mut paths = stack.times.keys();
@@ -316,7 +317,7 @@ impl<'a> Execution<'a, '_> {
         Ok(changes)
     }
 
-    /// Lets a view begin anew if its source gets hooks again.
+    /// Resets a view, so that it begins anew if its source gets hooks again.
     fn forget_view(&self, volume: &str) -> Result<()> {
         let file = stack_file(&directory(self.env, volume));
         match atomic::read_json::<Stack>(&file)? {
@@ -327,7 +328,8 @@ impl<'a> Execution<'a, '_> {
         }
     }
 
-    /// Returns the known times of the files that no hook of a later step changes: these hooks give such a file its time.
+    /// Returns the known times of the files that no hook of a later step changes. After `hooks`, the times of these
+    /// files are final.
     fn settled(&self, known: &Times, volume: &str, hooks: &[&resolve::Hook]) -> Result<Times> {
         let mut settled = known.clone();
         let all = self.spec.hooks.iter();
@@ -341,7 +343,7 @@ impl<'a> Execution<'a, '_> {
         Ok(settled)
     }
 
-    /// Returns whether this number of hooks is all of a volume's. Until then, every file may still be changed.
+    /// Returns whether a volume has no more than this number of hooks. Otherwise later hooks may still change any file.
     fn has_all(&self, volume: &str, hooks: usize) -> bool {
         let all = self.spec.hooks.iter();
         hooks >= all.filter(|hook| hook.volume == volume).count()
@@ -421,22 +423,23 @@ fn in_layer<T: Send>(
     })?
 }
 
-/// Forgets the times of files that no hook changes any more. If one does so again, they must be newer than what was
-/// built without it.
+/// Forgets the times of files that no hook changes any more. If a hook changes such a file again, the file must be
+/// newer than everything that was built without the hook.
 fn forget_times(directory: &Path, stack: &mut Stack) {
     let tops = stack.names().into_iter().map(|id| directory.join(id));
     let tops: Vec<PathBuf> = tops.collect();
     stack.times.retain(|path, time| is_in(&tops, path, time));
 }
 
-/// Returns whether one of the layers has the file of this time.
+/// Returns whether one of the layers has the file with this time.
 fn is_in(layers: &[PathBuf], path: &Path, time: &Time) -> bool {
     let mut found = layers.iter().map(|layer| modified(layer, path));
     found.any(|found| found == Some(time.modified()))
 }
 
-/// Gives the files that hooks changed before, and none changes now, new times: the source's own are older than what was
-/// built from the changed ones. `known` has their times from before, and `times` those of the files that hooks change.
+/// Gives new times to the files that hooks changed before and no hook changes now: the source's own files are older
+/// than everything that was built from the changed ones. `known` has the times from before, and `times` those of the
+/// files that hooks change now.
 fn renew(at: &Path, known: &Times, times: &mut Times) -> Result<()> {
     for path in known.keys() {
         let time = times.get(path).map(Time::modified);
@@ -448,15 +451,15 @@ fn renew(at: &Path, known: &Times, times: &mut Times) -> Result<()> {
                 let time = write(at, path, &bytes, None, known)?;
                 times.insert(path.clone(), time);
             }
-            // The file was the hook's own, or is too large for one.
+            // A hook created the file, or the file is too large for a hook.
             _ => drop(times.remove(path)),
         }
     }
     Ok(())
 }
 
-/// Applies the changes of a hook's patches and edits in a directory of the env. `known` has the times of files when the
-/// last hook had been applied, and `times` gets the new ones.
+/// Applies the changes of a hook's patches and edits in a directory of the env. `known` has the times of the files from
+/// before, and `times` gets the new ones.
 fn change(at: &Path, hook: &Hook, known: &Times, times: &mut Times) -> Result<HookChanges> {
     let changes = hook::apply(hook, &|path| file_in_source(at, path))?;
     for (path, change) in &changes.files {
@@ -471,7 +474,7 @@ fn change(at: &Path, hook: &Hook, known: &Times, times: &mut Times) -> Result<Ho
     Ok(changes)
 }
 
-/// Writes a file. With the content that it had before, it gets the same time.
+/// Writes a file. If `known` has the same content, the file gets the known time.
 fn write(
     at: &Path,
     path: &Path,

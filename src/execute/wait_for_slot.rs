@@ -22,7 +22,7 @@ pub(super) enum SlotWait {
 }
 
 impl Execution<'_, '_> {
-    /// Waits for one of the machine's job slots for a step; names the current holders once.
+    /// Waits for one of the machine's job slots for a step, and warns once with the names of the current holders.
     pub(super) fn wait_for_slot(&self, step: &Step) -> Result<SlotWait> {
         let (file, sizing) = (self.store.jobs_file(), self.sizing);
         let total = sizing.budget.value;

@@ -5,7 +5,7 @@ use std::io::{Read as _, Write as _};
 use super::*;
 
 #[test]
-fn the_state_in_a_copy_of_a_store_is_that_of_the_first() {
+fn a_container_record_in_a_copied_store_belongs_to_the_first_store() {
     let directory = tempfile::tempdir().unwrap();
     let at = |store: &str| directory.path().join(store);
     let run = |store: &str| at(store).join("envs/a/run");
@@ -23,9 +23,9 @@ fn the_state_in_a_copy_of_a_store_is_that_of_the_first() {
         ContainerRecord::parse(&run(store), &text).is_some()
     };
     assert!(!is_of(&run("first"), "copy"));
-    // By another path, as through a bind mount.
+    // The path of the same store through a link, such as a bind mount.
     assert!(is_of(&run("first"), "link"));
-    // A store that was moved, and a state of an older version.
+    // The recorded path is missing because the store was moved, or because an older version recorded none.
     assert!(is_of(&run("missing"), "copy"));
     assert!(is_of(Path::new(""), "copy"));
 }
@@ -51,12 +51,12 @@ fn a_service_that_was_uninstalled_does_not_keep_an_env() {
     let text = r#"{"id": "rockenv-a-0", "cgroup": {"directories": []}, "place": {"socket": "/nobody-answers",
         "image": "", "name": "", "store": "", "env": "", "tree": "0123456789abcdef", "key": ""}}"#;
     let mut state: ContainerRecord = serde_json::from_str(text).unwrap();
-    // Its processes may run, and only the service knows them.
+    // The container's processes may still run, and only the service knows them.
     assert_eq!(state.clear().unwrap_err().kind(), Kind::Unavailable);
     let group = (String::new(), "/sys/fs/cgroup/gone".into());
     state.cgroup.directories.push(group);
     state.clear().unwrap();
-    // A service that answers knows more, even if it cannot tell.
+    // If the service answers, only the service ends the container, even if its requests fail.
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let service = UnixListener::bind(&socket).unwrap();

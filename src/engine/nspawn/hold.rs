@@ -98,12 +98,12 @@ fn is_volume(at: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(VOLUME))
 }
 
-/// Mounts the volumes, or the views of them, in this namespace, and returns the request with these mounts as sources:
-/// setuid programs in a volume gain nothing, and devices there cannot be opened.
+/// Mounts the volumes, or their views, in this namespace, and returns the request with these mounts as sources. With
+/// `nosuid` and `nodev`, setuid programs in a volume gain no rights, and device nodes cannot be opened.
 fn with_volumes(hold: &Hold) -> Result<Hold> {
     let mut hold = hold.clone();
     for (index, bind) in hold.container.binds.iter_mut().enumerate() {
-        // The directory contains rockenv's own files and directories for the container.
+        // The run directory has rockenv's own files and directories for the container, and no volumes.
         if bind.source.parent() == Some(&hold.run) {
             continue;
         }

@@ -215,7 +215,7 @@ pub(super) fn keep(commands: &str, layer: &Path, into: &Path) -> Result<bool> {
 
 /// The manual edits of a layer.
 struct Edits {
-    /// Separate intervals, oldest first: an env sees many commands in its life.
+    /// Separate intervals, oldest first, for a binary search: an env sees many commands in its life.
     times: Vec<(i128, i128)>,
     /// Files that count whatever their times are.
     listed: BTreeSet<PathBuf>,
@@ -290,7 +290,7 @@ pub(super) fn changed_at(found: &Metadata) -> i128 {
     i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec())
 }
 
-/// Returns the beginning and the end of each command. Those without an end come last.
+/// Returns the beginning and the end of each command. Commands without an end come last.
 fn times(commands: &str) -> Vec<(i128, i128)> {
     let (mut times, mut running) = (Vec::new(), BTreeSet::new());
     for line in commands.lines() {

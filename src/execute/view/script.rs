@@ -124,13 +124,13 @@ impl Script {
         )))
     }
 
-    /// Gives the files that it changed the times that they had with the same content, as `change` does.
+    /// Gives the files that the script changed the known times, if the content is the same, as `change` does.
     pub(super) fn keep_times(&self, inside: &Path, known: &Times, times: &mut Times) -> Result<()> {
         let mut paths: Vec<&PathBuf> = self.changes.iter().collect();
-        // The order of new times stays: make compares files that the script made of each other.
+        // Files with new times keep their order: make compares the times of files that the script made from each other.
         paths.sort_by_key(|path| modified(inside, path));
         for path in paths {
-            // A file that it removed, or one that is too large for `change`, has no time.
+            // A file that the script removed, or one that is too large for `change`, has no time.
             if let Ok(file::FoundEntry::File { bytes, .. }) = file::read(inside, path) {
                 let time = write(inside, path, &bytes, None, known)?;
                 times.insert(path.clone(), time);

@@ -59,7 +59,7 @@ pub(super) struct StackLayer {
     pub(super) hook: Option<String>,
 }
 
-/// By path below the source.
+/// Times of files, by path below the source.
 pub(super) type Times = BTreeMap<PathBuf, Time>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub(super) struct Time {
 }
 
 impl Time {
-    /// Returns it in seconds and nanoseconds.
+    /// Returns the modification time, in seconds and nanoseconds.
     pub(super) fn modified(&self) -> (i64, i64) {
         (self.seconds, self.nanoseconds)
     }
