@@ -43,7 +43,7 @@ const PLACES: [&str; 5] = [
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Help for a wrong setting.
+/// Help for an invalid `ca-certificates`.
 const EXAMPLE: &str = "ca-certificates = \"host\", or a list of PEM files";
 
 #[derive(Clone, Debug, PartialEq, Eq)]

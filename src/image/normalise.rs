@@ -46,7 +46,7 @@ const REMOVED: [&str; 24] = [
 pub(crate) fn is_nondeterministic(path: &Path) -> bool {
     let more = ["etc/machine-id", "var/lib/pacman/sync", "var/log"];
     let mut places = REMOVED.into_iter().chain(more);
-    // It has the time of the installation. Name and version of the package are in the directory's name.
+    // pacman's `desc` has the time of the installation. The package's name and version are in the directory's name.
     let describes_package = path.starts_with("var/lib/pacman/local") && path.ends_with("desc");
     describes_package || places.any(|place| path != Path::new("var/log") && path.starts_with(place))
 }
@@ -77,8 +77,8 @@ pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -
     clamp_one(tree.fd(), b".", &time)
 }
 
-/// Replaces the copy of the host's resolv.conf, which has the mode of the original, by an empty file. A host without
-/// one gives the same image. A link there belongs to a package.
+/// Replaces the copy of the host's resolv.conf with an empty file of a fixed mode, and creates it if the host has none:
+/// the image must not depend on the host. A link at this path belongs to a package, and stays.
 fn empty_resolv_conf(tree: &Tree) -> Result<()> {
     let path = "etc/resolv.conf";
     let cannot = || format!("cannot make `{path}` in the image");
@@ -277,7 +277,7 @@ mod tests {
         }
         let before = fs_err::metadata(&resolv_conf).unwrap();
         assert_eq!(before.mode() & 0o7777, 0o644);
-        // The host has none.
+        // The host has no resolv.conf.
         fs_err::remove_file(&resolv_conf).unwrap();
         normalise(&Tree::open(root).unwrap(), 1_700_000_000, true).unwrap();
         let now = fs_err::metadata(&resolv_conf).unwrap();

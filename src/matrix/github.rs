@@ -48,7 +48,7 @@ jobs:
     let mut add = |env: &str, one: &WorkflowJob<'_>| {
         text.push(job(pipeline, action, one));
         if !pipeline.cleans_last() {
-            // The job's own status is `cancelled` also if it never came to its build.
+            // The job's own status is `cancelled` even if the build never began.
             let status = "steps.build.outcome";
             text.push(always(&pipeline.clean([env], one.runner), status));
         }
@@ -173,8 +173,8 @@ fn environment(pipeline: &Pipeline) -> String {
     }
 }
 
-/// Writes the cleanup step, which runs whatever the job's outcome. `status` is an expression for the build's outcome,
-/// which only GitLab puts into a variable.
+/// Writes the cleanup step, which runs after every outcome of the job. `status` is an expression for the build's
+/// outcome, because GitHub, unlike GitLab, sets no variable with it.
 fn always(lines: &[String], status: &str) -> String {
     let lines: Vec<String> = lines.iter().map(|line| literal(line)).collect();
     format!(

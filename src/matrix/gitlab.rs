@@ -200,7 +200,7 @@ mod tests {
             !alone.contains("trigger") && !alone.contains("rules"),
             "{alone}"
         );
-        // GitLab spells it `canceled`, and has a status of its own for the script's time limit.
+        // GitLab spells the status `canceled`, and has another one for the script's time limit.
         let ended = "case ${CI_JOB_STATUS-} in cancel*|timedout) force=--force ;;";
         assert_eq!(alone.matches(ended).count(), 2, "{alone}");
         // Cleanup has its own share of the job's time limit.

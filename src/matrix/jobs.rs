@@ -22,8 +22,8 @@ const HOSTED: [&str; 3] = ["ubuntu-latest", "ubuntu-24.04", "ubuntu-22.04"];
 const HOSTED_MEMORY: u64 = 16_000_000_000;
 const HOSTED_DISK: u64 = 14_000_000_000;
 
-/// Returns the label that identifies one of GitHub's own machines: fresh for each job, with sudo, without rockenv.
-/// Others may have such a label too, beside `self-hosted`.
+/// Returns the label that identifies one of GitHub's own machines: fresh for each job, with sudo, without rockenv. A
+/// runner with the label `self-hosted` is none, even if it also has such a label.
 pub(crate) fn hosted(labels: &[String]) -> Option<&str> {
     let is_own = |label: &String| label.eq_ignore_ascii_case("self-hosted");
     let mut all = labels.iter().map(String::as_str);

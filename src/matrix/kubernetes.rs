@@ -21,8 +21,8 @@ const LOGIN: &str = "/run/rockenv-login";
 const NAME_LIMIT: usize = 45;
 /// Variable with the env's number. Kubernetes sets it in the pods of an indexed job.
 const INDEX: &str = "JOB_COMPLETION_INDEX";
-/// Argo's condition to try a pod again. Argo counts a pod that the kubelet evicts, ends before its node shuts down, or
-/// preempts as failed like a step: only the kubelet's message tells them apart.
+/// Argo's condition for trying a pod again. A pod that the kubelet evicts, preempts, or ends before its node shuts down
+/// has failed for Argo, as after a failed step: only the kubelet's message tells them apart.
 const LOST: &str = "lastRetry.status == 'Error' || \
     lastRetry.message matches 'node was low on|node had condition|node shutdown|admit critical pod'";
 /// Time that a finished object is kept, in seconds: a week.
@@ -52,7 +52,8 @@ pub(crate) struct Cluster {
         help_heading = "Kubernetes"
     )]
     pub claim: Option<String>,
-    /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
+    /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for
+    /// `--registry`
     #[arg(long, value_name = "NAME", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
     pub registry_secret: Option<String>,
     /// Controller that starts the jobs in order

@@ -129,7 +129,7 @@ impl Pipeline {
             _ => None,
         };
         for word in words.chain(&calls.options).chain(registry) {
-            // YAML 1.1, as GitLab reads it, also ends a line at Unicode's separators.
+            // GitLab reads YAML 1.1, in which Unicode's separators also end a line.
             let ends_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
             if word.chars().any(ends_line) {
                 return Err(
@@ -266,9 +266,10 @@ impl Pipeline {
         }
     }
 
-    /// Returns the lines that remove these envs, for a separate shell. They run whatever the job's outcome, so env and
-    /// store may not exist. A runner that is not root cannot end the `sudo` of a job that is cancelled or out of time:
-    /// its `up` still runs and is ended here. After other outcomes, a busy env is that of another pipeline.
+    /// Returns the lines that remove these envs, for a separate shell. The lines run after every outcome of the job, so
+    /// env and store may not exist. A runner without root cannot end the `sudo` of a job that is cancelled or out of
+    /// time: the job's `up` still runs, and these lines end it. After other outcomes, a busy env belongs to another
+    /// pipeline.
     pub(crate) fn clean<'a>(
         &self,
         envs: impl IntoIterator<Item = &'a str>,

@@ -124,7 +124,7 @@ impl BuildGraph {
         };
         let Some(total) = total else {
             let left = rest(whole.clone());
-            // After a complete build, commands run again.
+            // If all commands have run, the build was complete, and this one runs commands again.
             let is_resumed = self.commands(&left) > 0;
             return Some(if is_resumed { left } else { whole });
         };

@@ -82,8 +82,8 @@ pub(crate) struct Sizing {
     pub tensile_jobs: Figure,
     /// Memory limit of the env, in bytes.
     pub memory_max: Option<Figure<u64>>,
-    /// Jobs like this env's that the machine's memory has room for, in all envs together; `u32::MAX` if nothing tells
-    /// their size.
+    /// Number of jobs of this env's size that the machine's memory has room for, in all envs together; `u32::MAX` if
+    /// their size is unknown.
     #[serde(skip)]
     pub together: u32,
     #[serde(skip)]
@@ -173,7 +173,7 @@ fn by_profile(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure 
     }
 }
 
-/// Returns how many of `most` jobs may run, by the command line or by earlier runs.
+/// Returns how many of `most` jobs may run, as the command line or earlier runs decide.
 fn jobs(given: &SizingInputs<'_>, most: &Figure, memory: u64) -> Figure {
     if let Some(asked) = given.asked {
         return least(most, asked.max(1), "asked for".to_owned());
@@ -197,8 +197,8 @@ fn jobs(given: &SizingInputs<'_>, most: &Figure, memory: u64) -> Figure {
     jobs
 }
 
-/// Returns half the jobs of a run that ran out of memory, or the middle between them and the `fine` jobs of a later run
-/// that did not, scaled by the growth in memory since.
+/// Returns half the jobs of a run that ran out of memory, or, if a later run with `fine` jobs did not, the middle
+/// between the jobs of both runs. Scales the number by the growth in memory since.
 fn after_out_of_memory(run: &Past, fine: u32, memory: u64) -> u32 {
     let fewer = fine.midpoint(run.jobs).max(1);
     if !(1..memory).contains(&run.memory) {
@@ -208,8 +208,8 @@ fn after_out_of_memory(run: &Past, fine: u32, memory: u64) -> u32 {
     u32::try_from(jobs).unwrap_or(u32::MAX)
 }
 
-/// Returns the part of `count` that `jobs` of `most` jobs may have. Links and processes of TensileLite become fewer
-/// with the jobs: they may be what ran out of memory.
+/// Reduces a number of links or processes of TensileLite in the proportion of `jobs` to `most`, because these may have
+/// used up the memory.
 fn part(count: u32, jobs: u32, most: u32) -> u32 {
     let part = u64::from(count) * u64::from(jobs) / u64::from(most.max(1));
     u32::try_from(part).unwrap_or(u32::MAX).max(1)
@@ -228,22 +228,25 @@ fn least(so_far: &Figure, value: u32, why: String) -> Figure {
     }
 }
 
-/// The last runs of a step that tell how much memory it needs.
+/// The last runs of a step that show how much memory the step needs.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastRuns<'a> {
-    /// The last that ran out of memory, unless one with as many jobs has succeeded since, or two with one job fewer.
+    /// The last run that ran out of memory, unless a run with as many jobs has succeeded since, or two with one job
+    /// fewer.
     killed: Option<&'a Past>,
-    /// The last that has succeeded since. It may have built only a little.
+    /// The last run that has succeeded since. It may have built only a little.
     done: Option<&'a Past>,
 }
 
-/// Returns the last runs of each step. A run that failed for another reason, perhaps at once, says nothing about memory.
+/// Returns the last runs of each step. A run that failed for another reason, perhaps at once, says nothing about
+/// memory.
 fn last_runs(past: &[Past]) -> BTreeMap<&str, LastRuns<'_>> {
     let mut last: BTreeMap<&str, LastRuns<'_>> = BTreeMap::new();
     for run in past {
         let known = last.entry(run.step.as_str()).or_default();
         if run.outcome == Outcome::Done {
-            // The first of two runs may have built only the rest. If one more job failed, no number is left between.
+            // A single run may have built only the rest. After two with equal jobs, an earlier failure with one more
+            // job no longer counts, because no number is left between them.
             let fine = match known.done {
                 Some(done) if done.jobs == run.jobs => run.jobs.saturating_add(1),
                 _ => run.jobs,
@@ -399,7 +402,7 @@ mod tests {
             killed.memory = then;
             assert_eq!(after(&killed, None).jobs.value, jobs, "{then}");
         }
-        // Fewer jobs have fewer links: those of the second attempt, of the next `up`, and those that are asked for.
+        // Fewer jobs mean fewer links: in the second attempt, in the next `up`, and with `--jobs`.
         let links = Resources {
             memory_per_link_job: Some(16 * GIB),
             ..Resources::default()
@@ -434,7 +437,7 @@ mod tests {
         assert_eq!(jobs_of(&after(&done)), (12, why));
         done.jobs = 16;
         assert_eq!(after(&done).jobs.value, 16);
-        // No number is between 1 and 2: a machine that once lacked memory does not keep to one job.
+        // No number is between 1 and 2: a machine that once lacked memory does not stay at one job.
         (killed.jobs, done.jobs) = (2, 1);
         let after = |past: &[Past]| sized(&none, None, past).jobs.value;
         assert_eq!(after(&[killed.clone(), done.clone()]), 1);

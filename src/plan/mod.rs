@@ -87,9 +87,10 @@ pub(crate) struct Observed {
     pub is_modified: bool,
     /// Whether any build volume of the env has content.
     pub has_volumes: bool,
-    /// Names of incremental steps whose work is not in the build volumes under any key: another env did it.
+    /// Names of incremental steps that only another env ran: the build volumes have no work of these steps, under any
+    /// key.
     pub lacking: BTreeSet<String>,
-    /// Whether files of sources may be older than what was built from them, although they changed.
+    /// Whether files of changed sources may be older than the objects that were built before the change.
     pub has_older_sources: bool,
     /// Whether commands changed build volumes, and no snapshot can contain the changes.
     pub keeps_volumes: bool,
@@ -403,7 +404,7 @@ impl<'a> Decision<'a> {
     fn can_use_volumes(&self, base: Option<usize>) -> bool {
         let observed = self.observed;
         let holds_volumes = |base| self.found(base).is_some_and(|found| found.holds_volumes);
-        // The layer has work that they lack.
+        // The layer has work that the live volumes lack.
         let is_ahead = |base: usize| {
             let mut steps = self.wanted[..=base].iter();
             holds_volumes(base) && steps.any(|step| observed.lacking.contains(step.name.as_str()))
@@ -411,7 +412,8 @@ impl<'a> Decision<'a> {
         observed.has_volumes && !observed.has_older_sources && !base.is_some_and(is_ahead)
     }
 
-    /// Returns whether the env moves, and its volumes, if this step runs first, on the layer of the step at `base`.
+    /// Returns whether the env moves, and which build volumes it gets, if this step runs first, on the layer of the
+    /// step at `base`.
     fn before(&self, step: &StepInput, base: Option<usize>) -> (bool, Volumes) {
         let observed = self.observed;
         let start = base.and_then(|base| self.found(base));

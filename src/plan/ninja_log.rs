@@ -70,7 +70,7 @@ pub(crate) fn length_without_last(log: &[u8], ms: u64) -> usize {
         let end = end.and_then(|end| end.parse::<u32>().ok());
         let passed = match (end, later) {
             (Some(end), Some(later)) if end <= later => later - end,
-            // The end of an earlier run of ninja.
+            // The last command of an earlier run of ninja.
             (Some(_), Some(later)) => later,
             (Some(_), None) => 0,
             // The last line may have been cut short.

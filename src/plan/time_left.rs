@@ -53,7 +53,8 @@ struct Work {
     priority: u32,
     needs: Vec<usize>,
     needed_by: Vec<usize>,
-    /// When it began and ended, in seconds since the build began. Negative if an earlier ninja of the step ran it.
+    /// When the command began and ended, in seconds since the build began. Negative if an earlier ninja of the step ran
+    /// the command.
     ended: Option<(f64, f64)>,
 }
 
@@ -152,7 +153,7 @@ impl BuildForecast {
         }
     }
 
-    /// Records that the command with this first output took this long and ended at `end`, since the build began.
+    /// Records how long the command with this first output took, and its end since the build began.
     pub(crate) fn ended(&mut self, output: &str, took: Duration, end: Duration) {
         let Some(at) = self.names.get(output) else {
             return;
@@ -167,8 +168,8 @@ impl BuildForecast {
         }
     }
 
-    /// Returns the number of jobs for the rest of the build: those `used` lately if further commands could run, because
-    /// memory or other envs need the others, or else its maximum, `jobs`.
+    /// Returns the number of jobs for the rest of the build. If more commands could run than jobs were `used` lately,
+    /// memory or other envs need the other jobs, and `used` stays. Otherwise it is the maximum, `jobs`.
     pub(crate) fn jobs(&self, jobs: usize, used: Option<usize>) -> usize {
         let used = used.filter(|used| Frontier::of(&self.work).ready.len() > *used);
         used.map_or(jobs, |used| used.min(jobs))
@@ -293,12 +294,12 @@ impl BuildForecast {
     }
 }
 
-/// The state of a build: the commands that can run, and how many needs the others wait for.
+/// The state of a build: the commands that can run, and for each other command the number of needs that it waits for.
 #[derive(Debug)]
 struct Frontier<'f> {
     work: &'f [Work],
     waiting: Vec<usize>,
-    /// In ninja's order.
+    /// The commands that can run, in ninja's order.
     ready: BinaryHeap<(u32, Reverse<usize>)>,
 }
 
@@ -348,7 +349,7 @@ impl<'f> Frontier<'f> {
         let micros = |seconds: f64| (seconds * 1e6) as u64;
         let mut running = BinaryHeap::new();
         for (at, elapsed) in begun {
-            // The longer it has been running, the longer it will.
+            // The longer a command has been running, the longer it still takes.
             let more = if self.work[at].known { 0.1 } else { 0.3 };
             let left = (seconds[at] - elapsed).max(elapsed * more);
             running.push(Reverse((micros(left), at)));

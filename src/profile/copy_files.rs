@@ -324,7 +324,7 @@ fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> Read<OwnedFd> {
     beneath::open_by(root, path, flags, beneath::BELOW).map_err(|errno| explain(path, errno))
 }
 
-/// Reads the file that was found and examined, not one that has replaced it since.
+/// Reads the file by the descriptor that was examined, not a file that has replaced it since.
 fn read(found: OwnedFd, stat: &FileStat, path: &Path) -> Read<FileRead> {
     let file = beneath::open_regular(found, OFlag::O_RDONLY);
     let file = file.map_err(|errno| explain(path, errno))?;
@@ -408,7 +408,7 @@ mod tests {
 
         let digest = |from| read_one(dir.path(), from).unwrap().digest;
         assert_eq!(digest("tree"), first.digest);
-        // Of the mode, only the executable bit is content.
+        // Only the executable bit of the mode counts as content.
         for (mode, is_same) in [(0o600, true), (0o755, false)] {
             fs_err::set_permissions(tree.join("a.txt"), Permissions::from_mode(mode)).unwrap();
             assert_eq!(digest("tree") == first.digest, is_same);

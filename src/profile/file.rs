@@ -35,7 +35,7 @@ pub(crate) struct File {
     /// Hooks to apply, by name, in this order.
     pub(crate) hooks: Option<Vec<At<String>>>,
     /// Variables passed through from the host. Never stored, in no key: the place for secrets and proxies. Passwords in
-    /// URLs, and values of names such as `HF_TOKEN`, are hidden in the output of steps.
+    /// URLs, and values of variables such as `HF_TOKEN`, are hidden in the output of steps.
     pub(crate) env_from_host: Option<Vec<At<String>>>,
     /// Parameters and their defaults; `--param name=value` replaces them, `${name}` stands for them.
     #[serde(default)]

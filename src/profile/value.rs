@@ -157,7 +157,7 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// Returns it in bytes; a part is that of `whole` bytes.
+    /// Returns the amount in bytes; a percentage is that of `whole` bytes.
     pub(crate) fn of(self, whole: u64) -> u64 {
         match self {
             Self::Percent(percent) => {

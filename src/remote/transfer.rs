@@ -136,7 +136,8 @@ fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
         last = Some(std::mem::replace(&mut directory, next));
     }
     let mut changed = None;
-    // Each earlier one was changed before the next one was made. A comparison reads all files.
+    // Only the last directory is compared, because a comparison reads all files: an earlier one had changed before the
+    // next one was made.
     if let Some(last) = last {
         match first_difference(&Tree::open(&place.join(&last))?, manifest)? {
             Some(path) => changed = Some((last, path)),
@@ -356,7 +357,7 @@ mod tests {
         let third = machines.send(&["file"]).1;
         assert_eq!(third.directory, second.directory);
         assert_eq!(third.changed, None);
-        // Only the last one is compared: each run of a step that changes its source makes another.
+        // Only the last directory is compared, because each run of a step that changes its source adds one.
         machines.put(&theirs, "sent");
         assert_eq!(machines.send(&["file"]).1.directory, second.directory);
         // A link in place of a sent file is not followed.

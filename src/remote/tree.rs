@@ -29,7 +29,7 @@ pub(crate) enum Kind {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Seen {
     Absent,
-    /// A file or a link, by what two of them are compared.
+    /// A file or a link, with the properties that are compared.
     Is {
         kind: Kind,
         size: u64,

@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_layer_has_the_same_bytes_on_any_number_of_cores() {
-        // Several jobs, with text that continues in the next one.
+        // Text for several jobs, which continues across their borders.
         let numbers = (0..JOB).flat_map(|number| (number / 3).to_le_bytes());
         let text: Vec<u8> = numbers.collect();
         let sums = [1, MAX_THREADS].map(|threads| {

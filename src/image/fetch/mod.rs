@@ -169,7 +169,7 @@ pub(crate) fn in_thread<T: Send>(
 ) -> Result<T> {
     let (running, ended) = channel::<()>();
     std::thread::scope(|scope| {
-        // The end of the work, even by a panic, ends the wait.
+        // When `work` ends, even by a panic, `running` is dropped, which ends the wait.
         let worker = thread::start_in(scope, || (work(), drop(running)).0)?;
         tick();
         while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {

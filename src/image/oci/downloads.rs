@@ -18,7 +18,7 @@ use crate::sys::thread;
 /// Maximum number of parallel downloads. More would only share the same bandwidth.
 const PARALLEL: usize = 4;
 
-/// Calls `unpack` while a thread downloads the `needed` layers. `download` returns the layer with an index.
+/// Calls `unpack` while a thread downloads the `needed` layers. `download` fetches one layer, by its index.
 pub(crate) fn while_downloading(
     needed: Vec<usize>,
     download: impl AsyncFn(usize) -> Result<Piece> + Send,
@@ -72,7 +72,7 @@ pub(crate) struct Downloads<'a> {
 }
 
 impl Downloads<'_> {
-    /// Waits for a layer, with the progress shown.
+    /// Waits for a layer, and shows the progress.
     pub(crate) fn layer(&mut self, index: usize) -> Result<Piece> {
         loop {
             if let Some(layer) = self.arrived.get(&index) {
@@ -89,7 +89,7 @@ impl Downloads<'_> {
         }
     }
 
-    /// Extracts a layer, with the progress of the downloads shown.
+    /// Extracts a layer, and shows the progress of the downloads.
     pub(crate) fn apply(
         &mut self,
         layers: &mut Layers<'_>,

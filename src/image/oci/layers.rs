@@ -31,7 +31,7 @@ pub(crate) const WHITEOUT: &[u8] = b".wh.";
 const AUFS: &[u8] = b".wh..wh.";
 pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What a layer is extracted onto.
+/// The target that a layer is extracted onto.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Onto {
     /// An empty directory. The lowest layer has nothing to delete.
@@ -59,7 +59,7 @@ pub(crate) struct Layers<'a> {
 }
 
 impl<'a> Layers<'a> {
-    /// Starts with an existing directory; `onto` says what it has.
+    /// Starts with an existing directory, whose content `onto` describes.
     pub(crate) fn new(into: &Path, options: &'a UnpackOptions, onto: Onto) -> Result<Self> {
         let mut unpacker = Unpacker::new(into, options)?;
         unpacker.layer = Some(LayerEntries {

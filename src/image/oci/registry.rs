@@ -262,8 +262,8 @@ impl Registry {
         }
     }
 
-    /// Returns the error for an unsuccessful response, with the server's reason. Only the registry itself can refuse the
-    /// user: no other server gets the login.
+    /// Returns the error for an unsuccessful response, with the server's reason. Only the registry itself can refuse
+    /// the user: no other server gets the login.
     async fn answered(&self, verb: &str, what: &str, response: Response) -> Error {
         let (status, address) = (response.status(), response.url().clone());
         let wait =
@@ -357,7 +357,7 @@ impl Registry {
         }
     }
 
-    /// Sends a request until the registry neither asks for a login nor to retry later.
+    /// Sends a request until the registry asks neither for a login nor for a later retry.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
         let mut attempts = Attempts::default();
         let response = loop {
@@ -376,8 +376,8 @@ impl Registry {
     }
 
     /// Returns whether to send a request again: after a login when the registry asks for it or the login has expired,
-    /// or after a wait when the registry asks to retry later. A server that a redirect leads to cannot ask for a login:
-    /// it would name the token server that gets the user's password.
+    /// or after a wait when the registry asks to retry later. The target of a redirect cannot ask for a login: it could
+    /// name its own token server, which would get the user's password.
     async fn goes_on(&self, response: &Response, attempts: &mut Attempts) -> Result<bool> {
         let is_own = self.is_own(response.url());
         if is_own && response.status() == StatusCode::UNAUTHORIZED && !attempts.logged_in {

@@ -6,8 +6,8 @@ pub(crate) mod pacstrap;
 use super::BuildContext;
 use crate::sys::process::Program;
 
-/// Prepares a distribution's tool. Packages run programs that write the present time into files, such as p11-kit into
-/// Java's certificates, unless they are told the time of the build.
+/// Prepares a distribution's tool, with the time of the build in `SOURCE_DATE_EPOCH`. Otherwise programs of packages
+/// write the present time into files, such as p11-kit into Java's certificates.
 fn prepared(program: Program, source_date: i64, cx: &BuildContext<'_>) -> Program {
     let program = program
         .isolated()

@@ -26,7 +26,7 @@ use policy::Limits;
 use roots::{Roots, Why};
 use units::short;
 
-/// The directory below `blobs` of the fingerprints of sources, which every new place of a source adds to.
+/// Directory of the fingerprints of sources, below `blobs`. Each new place of a source adds a file.
 pub(crate) const FINGERPRINTS: &str = "fingerprints/";
 
 /// A younger image is kept: the command that built it may not have recorded an env on it yet.
@@ -172,7 +172,7 @@ pub enum GcTarget {
         image: ImageKey,
     },
     Download {
-        /// Its name below `blobs/sha256`, or the path of another file below `blobs`.
+        /// The download's name below `blobs/sha256`, or the path of another file below `blobs`.
         blob: String,
     },
     /// A file that no command will ever use.

@@ -35,7 +35,7 @@ const DEBIAN_PATCH: &str = "https://salsa.debian.org/rocm-team/rocm-hipamd";
 const SOLUS: &str = "https://github.com/NixOS/nixpkgs/pull/298388";
 const SAME_MAJOR: &str = "https://github.com/ROCm/rocm-systems/pull/5686";
 
-/// The targets whose ISA is that of gfx1030.
+/// The targets with the ISA of gfx1030.
 const LIKE_GFX1030: &[&str] = &[
     "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
 ];

@@ -46,7 +46,7 @@ pub(crate) struct Topology {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "read so that what is unknown is seen")]
+#[expect(dead_code, reason = "listed so that unknown keys are refused")]
 struct Metadata {
     version: String,
     description: Option<String>,
@@ -54,7 +54,7 @@ struct Metadata {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "read so that what is unknown is seen")]
+#[expect(dead_code, reason = "listed so that unknown keys are refused")]
 struct SourceSet {
     description: Option<String>,
     submodules: Option<Vec<String>>,
@@ -64,7 +64,7 @@ struct SourceSet {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "read so that what is unknown is seen")]
+#[expect(dead_code, reason = "listed so that unknown keys are refused")]
 struct External {
     name: String,
     origin: String,
@@ -87,7 +87,7 @@ pub(crate) struct Stage {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "read so that what is unknown is seen")]
+#[expect(dead_code, reason = "listed so that unknown keys are refused")]
 pub(crate) struct Group {
     description: Option<String>,
     /// How often the group is built.
@@ -102,7 +102,7 @@ pub(crate) struct Group {
 /// A unit of packaging.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "read so that what is unknown is seen")]
+#[expect(dead_code, reason = "listed so that unknown keys are refused")]
 pub(crate) struct Artifact {
     #[serde(rename = "artifact_group")]
     pub group: Spanned<String>,
