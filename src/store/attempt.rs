@@ -170,8 +170,8 @@ impl LockedEnv<'_> {
     }
 
     /// Records that a step begins, and whether it sees build volumes. If the machine restarted before the files of the
-    /// last one that did were surely on disk, lets ninja run its last commands again: after a power failure, their
-    /// outputs may be there without content.
+    /// last step with build volumes were known to be on disk, ninja runs its last commands again: after a power
+    /// failure, their outputs may exist without content.
     pub(super) fn begin_run(&self, sees_volumes: bool) -> Result<()> {
         let (running, record) = (self.directory.join(RUNNING), self.known_record()?);
         if record.head.volumes.is_empty() {
@@ -192,7 +192,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Records that everything that steps wrote is on disk.
+    /// Records that all files of the steps are on disk.
     pub fn end_run(&self) -> Result<()> {
         remove(&self.directory.join(RUNNING))
     }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ninja_built_last_before_the_machine_stopped_is_built_again() {
+    fn after_a_restart_ninja_runs_its_last_commands_again() {
         let (_root, store) = Store::scratch();
         let mut env = store.lock_env(&"a".into(), "up", Duration::ZERO).unwrap();
         let mut record = Record::sample("e", Timestamp::UNIX_EPOCH);
@@ -235,7 +235,7 @@ mod tests {
         let text = "# ninja log v5\n0\t7\t1\ta\taa\n0\t900000\t1\tb\tbb\n";
         let running = env.directory().join(RUNNING);
         let own = boot_id();
-        // A step that sees no build volume says nothing about the files of the step before it.
+        // A step without build volumes does not replace the record of the step before it.
         for (sees_volumes, before, left, after) in [
             (true, None, 3, Some(own.as_str())),
             (true, Some(own.as_str()), 3, Some(own.as_str())),

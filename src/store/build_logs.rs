@@ -25,8 +25,8 @@ const ENTRIES: usize = 1_000_000;
 /// Number of earlier builds, newest first, whose times are used.
 const EARLIER: usize = 4;
 
-/// For how long a file may be missing on disk although ninja's log there names it: Linux writes files after 30 seconds,
-/// on laptops after a minute.
+/// How long ninja's log may be on disk before an output that it names: Linux writes files after 30 seconds, on laptops
+/// after a minute.
 const UNWRITTEN: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]

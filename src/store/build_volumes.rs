@@ -33,9 +33,9 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Creates missing build volumes: as the env's layer froze them, or else empty. Empty ones belong to `user`: the
-    /// layer of a step that runs as root is also that of envs with another build user. Refuses an env that lost one:
-    /// the next step would continue with an empty volume.
+    /// Creates missing build volumes: as the env's layer froze them, or else empty. Empty volumes belong to `user`,
+    /// because envs with different build users share the layer of a step that runs as root. Refuses an env that lost a
+    /// volume, because the next step would continue with an empty one.
     pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
         let head = &self.known_record()?.head;
         for (name, id) in &head.volumes {

@@ -135,7 +135,7 @@ impl Config {
     /// invalid.
     pub fn read() -> Result<(Self, Vec<Error>)> {
         let (environment, mut errors) = readable(std::env::vars_os());
-        // The user's files may be readable with the user's rights only.
+        // Files of a home on NFS may be readable only with the user's rights.
         account::set_caller(&settings::invoking_user(&environment)?);
         let (mut config, invalid) = Self::of(environment, std::env::current_dir().ok().as_deref())?;
         errors.extend(invalid);

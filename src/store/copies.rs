@@ -1,5 +1,5 @@
-//! Owns copies of a store. `cp -a`, a restored backup or a disk image has the ids of the first store at another path, so
-//! the objects of both at a service have the same names and labels, except for the label with the path.
+//! Owns copies of a store. `cp -a`, a restored backup or a disk image has the ids of the first store at another path,
+//! so the objects of both at a service have the same names and labels, except for the label with the path.
 //!
 //! An object that a copy mentions is never removed, and a container that a copy made is never used. A store that was
 //! moved has no copy, because its former path has no store with its id.

@@ -209,8 +209,8 @@ impl LockedEnv<'_> {
         atomic::write(&self.directory.join(SPEC), text.as_bytes())
     }
 
-    /// Appends a row to `metrics.jsonl`, which outlives the env's steps. Every `up` reads all rows, so a long file loses
-    /// its older half.
+    /// Appends a row to `metrics.jsonl`, which outlives the env's steps. Every `up` reads all rows, so a long file
+    /// loses its older half.
     pub fn add_metrics(&self, row: &Past) -> Result<()> {
         let line = serde_json::to_vec(row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;

@@ -48,10 +48,11 @@ impl Store {
                 Some(parent) => self.layer_dir(parent),
                 None => self.image_dir(&item.layer.image_key),
             };
-            // A recorded figure is the tree's: it lacks the copies of results.
+            // The recorded size is that of the tree, without the copies of results.
             let results = self.results_bytes(id);
             if let Some(kept) = &item.layer.kept {
-                // Recorded figures are the service's. Only build volumes and results are in the store.
+                // The recorded size is that of the tree at the service. Only build volumes and results are in the
+                // store.
                 item.at_service = match services.beside(&kept.socket) {
                     Some(_) => item.bytes,
                     None => 0,
@@ -194,7 +195,7 @@ impl Store {
             || item.layer.cost.is_none()
             // The figure is another machine's, whose store may use another method.
             || item.arrived.is_some()
-            // They may share blocks with the files in output volumes.
+            // Copies of results may share blocks with the files in output volumes.
             || self.results_dir(&item.layer.id).exists()
             || volumes.any(|state| *state == VolumeState::Frozen)
     }

@@ -348,7 +348,7 @@ impl Store {
     fn remove_stray(&self, path: &str) -> Result<Removal> {
         let _lock = self.lock("gc")?;
         let place = self.root.join(path);
-        // A new image may have taken the place of the rest of an old one.
+        // A new image may have replaced the rest of an old one.
         if place.exists() && !path.starts_with("images/tmp-") && !is_rest(&place) {
             return Ok(Removal::needed_by_now());
         }

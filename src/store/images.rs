@@ -56,7 +56,7 @@ impl TaskContext<'_> {
 }
 
 impl Image {
-    /// Returns the key that the other fields determine.
+    /// Computes the key from the other fields.
     pub fn computed_key(&self) -> Result<ImageKey> {
         let failed = |error| unexpected!("cannot encode an image").source(error);
         let packages = serde_json::to_vec(&self.packages).map_err(failed)?;
@@ -218,7 +218,7 @@ impl Store {
     pub(super) fn publish_image(&self, work: &Path, image: &Image) -> Result<()> {
         let place = self.image_dir(&image.key);
         atomic::write_json(&work.join("image.json"), image)?;
-        // The rest of an image whose removal was interrupted may still have its tree, which need not be whole.
+        // After an interrupted removal, the image's tree may be there, but incomplete.
         let is_whole = || -> Result<bool> { Ok(exists(&place.join("root"))? && !is_rest(&place)) };
         if is_whole()? {
             // The same content: only the description is new.
@@ -420,7 +420,8 @@ mod tests {
         fs::create_dir_all(work.join("root")).unwrap();
         store.publish_image(&work, &image).unwrap();
         assert_eq!(names(&place).unwrap(), ["image.json", "root"]);
-        // A removal that was killed early leaves the tree. With its mark, `gc` would remove the new image some day.
+        // A removal that was killed early leaves the tree and its mark, `gone.json`. A new image with this mark could
+        // be taken for the rest of a removal.
         fs::rename(place.join("image.json"), place.join("gone.json")).unwrap();
         fs::create_dir_all(work.join("root")).unwrap();
         store.publish_image(&work, &image).unwrap();

@@ -87,7 +87,7 @@ impl Store {
         self.add_images(&mut inventory, found.images, &found.references);
         let partial = found.partial_sources.iter().filter(|(_, busy)| !busy);
         let partial = partial.map(|(path, _)| (path, "is an interrupted clone"));
-        // `fsck` lists files too, which are small.
+        // Only directories are listed, because files are small. `fsck` lists both.
         let aside = found.set_aside.iter().filter(|path| path.is_dir());
         let aside = aside.map(|path| (path, "was set aside by a repair"));
         for (path, what) in partial.chain(aside) {
@@ -342,14 +342,14 @@ fn is_download(name: &str) -> bool {
         || random.is_some_and(|name| name.len() == 6 && name.iter().all(u8::is_ascii_alphanumeric))
 }
 
-/// Returns whether this is a partial download of a file with a SHA-512. A complete one is in `sha256`.
+/// Returns whether a path is that of a partial download of a file with a SHA-512. Complete ones are in `sha256`.
 fn is_partial_sha512(path: &str) -> bool {
     let digits = path.strip_prefix("sha512/.");
     let digits = digits.and_then(|name| name.strip_suffix(".partial"));
     digits.is_some_and(|digits| Checksum::new("SHA512", digits).is_some())
 }
 
-/// Returns whether this is the cached fingerprint of a source.
+/// Returns whether a path is that of a cached fingerprint of a source.
 fn is_fingerprint(path: &str) -> bool {
     let name = path.strip_prefix(FINGERPRINTS);
     name.is_some_and(|name| name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit()))

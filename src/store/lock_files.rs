@@ -132,7 +132,7 @@ impl Store {
         Ok(differences)
     }
 
-    /// Keeps what the lock file names from now on. `file` is its absolute path.
+    /// Protects the data that a lock file names from `gc`, from now on. `file` is the lock file's absolute path.
     pub fn remember_lock(&self, file: PathBuf, lock: &Lockfile) -> Result<()> {
         let known = Known {
             names: names(lock),

@@ -19,7 +19,7 @@ pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
     let written: Vec<PathBuf> = written_by_steps(spec).collect();
     let is_written = |at: &Path| written.iter().any(|directory| at.starts_with(directory));
     follow(path, &|entry| {
-        // A missing entry, or one that is no link, is taken as it is.
+        // A missing entry, or one that is not a link, stays in the path.
         let Ok(target) = fs::read_link(entry) else {
             return Ok(None);
         };
@@ -38,8 +38,8 @@ pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Returns where an absolute path leads, which need not exist. `target_of` returns the target of an entry on the way,
-/// if it is a link.
+/// Resolves the links of an absolute path, which need not exist. `target_of` returns the target of an entry of the
+/// path, if the entry is a link.
 pub(crate) fn follow(
     path: &Path,
     target_of: &dyn Fn(&Path) -> Result<Option<PathBuf>>,

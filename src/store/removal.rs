@@ -343,13 +343,13 @@ impl Store {
         let kept = kept.map(|layer| &layer.id);
         let layer = |id: &LayerId| users.layers.get(id);
         let going = with_parents(candidates, layer);
-        // After a kill, an unneeded layer may be based on one of them. Neither goes then.
+        // After a killed command, an unneeded layer may be based on a candidate. Then both stay.
         let others = users.layers.keys().filter(|id| !going.contains(*id));
         let tops = leased.chain(recorded).chain(kept).chain(others);
         let mut needed = with_parents(tops, layer);
         let going = going.into_iter().filter(|id| !needed.contains(*id));
         let mut going: Vec<&LayerId> = going.collect();
-        // Each layer goes before those below it.
+        // Each layer is removed before those below it.
         going.sort_by_cached_key(|id| std::cmp::Reverse(with_parents([*id], layer).len()));
         let mut outcome = Ok(());
         for id in going {
@@ -357,7 +357,7 @@ impl Store {
                 continue;
             }
             if let Err(error) = self.discard(&self.layer_dir(id)) {
-                // It keeps only what is below it.
+                // A layer that cannot be removed keeps only the layers below it.
                 needed.extend(with_parents([id], layer));
                 outcome = outcome.and(Err(error));
             }

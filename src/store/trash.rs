@@ -14,9 +14,10 @@ use crate::engine::docker::Service;
 use crate::sys::error::{Result, ResultExt as _, is_full};
 use crate::tree;
 
-/// The files that make a directory a layer or an image.
+/// The descriptions of layers and images. A directory without one is neither.
 const DESCRIPTIONS: [&str; 2] = ["layer.json", "image.json"];
-/// The name of such a file while the directory is unlinked. It goes last, so that `gc` finds the rest after a kill.
+/// Name of the description while its directory is unlinked in place. This file is deleted last, so that `gc` finds the
+/// rest after a kill.
 const REST: &str = "gone.json";
 
 /// Returns whether a directory is the rest of a layer or image whose removal was interrupted.
@@ -171,7 +172,7 @@ mod tests {
         store.discard(&layer).unwrap();
         assert!(!layer.exists() && store.has_trash());
         assert!(store.empty_trash().unwrap() && !store.has_trash());
-        // On a full disk it is unlinked in place.
+        // On a full disk, the layer is unlinked in place.
         fs::create_dir_all(layer.join("root/x")).unwrap();
         fs::write(layer.join("layer.json"), "{}").unwrap();
         store.unlink(&layer).unwrap();
@@ -213,7 +214,7 @@ mod tests {
             let waits_for = store.trash_waits_for().unwrap();
             assert_eq!(waits_for.contains(&socket), counts, "{discarded} {below}");
             if counts {
-                // Another command may have just discarded it, and the service answers.
+                // Data that another command has just discarded waits for no service that answers.
                 let service = UnixListener::bind(&socket).unwrap();
                 std::thread::spawn(move || {
                     let (mut request, _) = service.accept().unwrap();

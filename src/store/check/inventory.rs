@@ -94,7 +94,7 @@ pub struct Inventory {
     pub foreign: Vec<(PathBuf, String)>,
     /// Files that earlier repairs set aside.
     pub set_aside: Vec<PathBuf>,
-    /// What interrupted removals left of layers and images: paths in the store.
+    /// Paths, in the store, of layers and images whose removal was interrupted.
     pub rest: Vec<String>,
     /// Containers with this store's labels, if services were asked.
     pub containers: Vec<ContainerItem>,

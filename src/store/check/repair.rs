@@ -127,7 +127,8 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
         }
         Fix::CleanUp(name) => drop(store.lock_env(name, "fsck", Duration::ZERO)?),
         Fix::Forget(name) => return forget(store, name),
-        // Its name is random, and the command that made it held a lock while it ran: nothing uses it again.
+        // No command uses this directory again: its name is random, and the command that made it held a lock while it
+        // ran.
         Fix::ImageWork(name) => store.discard(&store.root().join("images").join(name))?,
         Fix::Merge(layer, directory) => {
             let _held = every_env(store)?;

@@ -338,7 +338,7 @@ impl Settings {
     }
 }
 
-/// Returns the user who called, as the variables of `sudo` and its kind tell.
+/// Returns the user who called rockenv, from the variables of `sudo`, `pkexec` and `doas`.
 pub(super) fn invoking_user(variables: &BTreeMap<String, String>) -> Result<BuildUser> {
     let names = ["SUDO_UID", "SUDO_GID", "PKEXEC_UID", "DOAS_USER"];
     let [uid, gid, pkexec, doas] =

@@ -44,7 +44,7 @@ fn what_a_lock_file_names_since_the_decision_stays() {
 
 /// A source at a new place, such as the checkout of a CI job, adds a fingerprint.
 #[test]
-fn fingerprints_and_partial_downloads_go_and_nothing_else_beside_them() {
+fn gc_removes_fingerprints_and_partial_downloads_and_nothing_beside_them() {
     let (_directory, store) = Store::scratch();
     let blobs = store.root().join("blobs");
     let digits = "5".repeat(128);
@@ -131,13 +131,13 @@ fn a_merged_layer_holds_nothing_of_those_below() {
 
 /// On a full disk, layers and images are unlinked in place.
 #[test]
-fn the_rest_of_what_an_interrupted_removal_left_goes() {
+fn gc_removes_the_rest_of_an_interrupted_removal() {
     let (_directory, store) = Store::scratch();
     for id in ["a", "c"] {
         add_layer(&store, id, None);
         fs::create_dir_all(store.layer_dir(&id.into()).join("diff/x")).unwrap();
     }
-    // A removal that was killed had renamed the description of `a`. A user's directory has none.
+    // A killed removal had renamed the description of layer `a`. A user's directory has no description.
     let path = |name: &str| store.layer_dir(&"a".into()).join(name);
     fs::rename(path("layer.json"), path("gone.json")).unwrap();
     fs::create_dir(store.layer_dir(&"mine".into())).unwrap();
@@ -149,7 +149,7 @@ fn the_rest_of_what_an_interrupted_removal_left_goes() {
     let strays = strays.unwrap().strays.into_keys();
     let targets: Vec<GcTarget> = strays.map(|path| GcTarget::Stray { path }).collect();
     let targets: Vec<&GcTarget> = targets.iter().collect();
-    // The second time, it is gone already.
+    // The second call finds the layer removed.
     for _ in 0..2 {
         assert_eq!(store.gc_apply(&targets, 0), [Removal::Gone]);
     }
@@ -214,7 +214,7 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     add_layer(&store, "orphan", None);
     add_layer(&store, "parent", None);
     add_layer(&store, "child", Some("parent"));
-    // Only a damaged store has these.
+    // Only a damaged store has layers that are based on each other.
     add_layer(&store, "circle", Some("ring"));
     add_layer(&store, "ring", Some("circle"));
     let held = store.lock_known(&"busy".into(), "up", Duration::ZERO);

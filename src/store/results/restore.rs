@@ -261,7 +261,7 @@ fn is_still(old: &ListingEntry, directory: &Path, path: &Path) -> Result<()> {
 }
 
 impl VolumeRestore {
-    /// Decides about a result, each directory before its content.
+    /// Decides about a result. A directory comes before its content.
     fn decide(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
         if let Some(above) = &self.blocked
             && path.starts_with(above)

@@ -205,8 +205,8 @@ impl<'a> Checkout<'a> {
     }
 }
 
-/// Returns git's rights for a checkout: its owner's, unless that is root or the build user, or this process is not
-/// root. A build user other than the caller does not get the caller's variables either, which may be secret.
+/// Returns git's rights for a checkout: those of the checkout's owner, unless that is root or the build user, or this
+/// process is not root. A build user other than the caller gets none of the caller's variables, which may be secret.
 fn rights(git: &Git<'_>, work: &Path) -> Result<Rights> {
     let found = fs::metadata(work)?;
     let (uid, gid) = (found.uid(), found.gid());
@@ -324,8 +324,8 @@ fn lay_out(git: &Git<'_>, place: &Path, own: &Path, common: &Path, rights: Right
     Ok(())
 }
 
-/// Creates a directory for files of git, which may be parts of a private checkout. Refuses a link to one, which git must
-/// not own.
+/// Creates a directory for files that git writes, which may be parts of a private checkout. Refuses a link to a
+/// directory, because git must not own its target.
 fn make_for(directory: &Path, rights: Rights) -> Result<()> {
     let mut new = std::fs::DirBuilder::new();
     new.mode(0o700)

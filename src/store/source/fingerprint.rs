@@ -318,8 +318,8 @@ fn unseen_changes(checkout: &Checkout<'_>, listed: &[u8]) -> Result<BTreeSet<Vec
     Ok(unseen.map(<[u8]>::to_vec).collect())
 }
 
-/// Returns the type of an entry with the permissions that git would give it. Those that it has depend on the umask of
-/// the user who copied the files.
+/// Returns the type of an entry with the permissions that git would give it. Its real permissions depend on the umask
+/// of the user who copied the files.
 fn mode_in_git(found: &std::fs::Metadata) -> u32 {
     let permissions = match found.mode() & 0o100 {
         _ if found.is_symlink() => 0o777,

@@ -40,7 +40,8 @@ const OTHER_REPOSITORY: [&str; 14] = [
     "GIT_WORK_TREE",
 ];
 
-/// Makes git write files as the commit has them. Only the commit is in keys, not the line ends that a user configured.
+/// Makes git write files with the line endings of the commit. Keys contain the commit, but not the line endings that a
+/// user configured.
 const AS_COMMITTED: [&str; 4] = ["-c", "core.autocrlf=false", "-c", "core.eol=lf"];
 
 pub(crate) struct Git<'a> {
@@ -78,7 +79,8 @@ pub(super) fn keeps_modes(directory: &Path) -> bool {
 pub(super) enum Rights {
     /// Those of this process.
     Own,
-    /// Those of the build user, with the caller's variables: of the caller, and for clones, which need proxies.
+    /// Those of the build user, with the caller's variables: if the build user is the caller, and for clones, which
+    /// need the caller's proxies.
     BuildUser(u32, u32),
     /// Those of another user, without the caller's variables, and ignoring that user's settings.
     Owner(u32, u32),

@@ -42,7 +42,7 @@ pub(crate) struct Repository {
     pub submodules: bool,
 }
 
-/// Help for a missing directory of the user.
+/// Help for a source directory of the user that does not exist.
 pub(crate) const MISSING: &str =
     "correct `path` of the volume in the profile, or put the source there";
 

@@ -48,7 +48,8 @@ impl Git<'_> {
             Some(entry) if entry.kind() == SFlag::S_IFREG => {
                 let length = u64::try_from(entry.stat.st_size).unwrap_or(0);
                 self.hash_content(fs::File::open(entry.path())?, length, &mut hash)?;
-                // As git gives it, whatever the umask of the user who copied the file left.
+                // As in git, only the owner's permission to execute counts: the others depend on the umask of the user
+                // who copied the file.
                 if entry.stat.st_mode & 0o100 != 0 {
                     hash.update(0o111_u32.to_le_bytes());
                 }
@@ -155,7 +156,7 @@ mod tests {
         fs::set_permissions(path.join("v1/file"), mode).unwrap();
         differ(&then);
         assert_eq!(all(&others), apart);
-        // Only the umask of the user who copied the files decides whether a group may write to them.
+        // Write permission for the group depends only on the umask of the user who copied the files.
         let then = all(&names);
         for name in ["v1/file", "v1/below", "v1"] {
             let mode = std::fs::Permissions::from_mode(0o775);

@@ -10,8 +10,9 @@ use crate::sys::address::without_login;
 use crate::sys::error::{Result, ResultExt as _};
 
 impl Repository {
-    /// Returns the directory for a checkout of `commit`: that of the profile's revision if it is at that commit, else
-    /// a separate one, so that no env moves another env's checkout. Without a commit, that of the profile's revision.
+    /// Returns the directory for a checkout of `commit`: that of the profile's revision if it is at that commit, else a
+    /// separate one, so that no env moves another env's checkout. Without a commit, returns that of the profile's
+    /// revision.
     pub(crate) fn directory_at(
         &self,
         store: &Store,
@@ -30,8 +31,8 @@ impl Repository {
         Ok(self.at(commit).directory(store))
     }
 
-    /// Returns a checkout of `commit`, or without one, of the profile's revision; clones it if necessary. Never moves
-    /// an existing checkout.
+    /// Returns a checkout of `commit`, or without one of the profile's revision, and clones the repository if
+    /// necessary. Never moves an existing checkout.
     pub(crate) fn prepare_at(
         &self,
         store: &Store,

@@ -46,8 +46,8 @@ const WANTED: StatxFlags = StatxFlags::TYPE
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Header of the file that caches a fingerprint, with the version of its format and of fingerprints: versions up to 3
-/// saw fewer changes, and version 4 saw all permissions.
+/// Header of the file that caches a fingerprint, with the version of the file's format and of fingerprints. Versions up
+/// to 3 covered fewer changes, and version 4 covered all permissions.
 const MAGIC: &[u8] = b"rockenv source 5\n";
 
 /// Recorded state of a source: a sequence of records, one for each directory.

@@ -76,7 +76,7 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
 struct Places<'a> {
     store: &'a Store,
     inside: Inside,
-    /// Mounts in the store.
+    /// Mount points in the store.
     elsewhere: Vec<PathBuf>,
     envs: Vec<(String, Record)>,
     layers: BTreeMap<LayerId, UsedLayer>,
@@ -113,7 +113,7 @@ fn used_layers(store: &Store, envs: &[(String, Record)]) -> Result<BTreeMap<Laye
 
 impl Places<'_> {
     fn add(&mut self, path: PathBuf, owner: u32, class: Class, name: String, envs: Vec<String>) {
-        // Another disk may be mounted there. The walk of the rest reports that it leaves it out.
+        // Another disk may be mounted at this path. The walk of the rest reports that this disk is left out.
         if self.elsewhere.iter().any(|mount| path.starts_with(mount)) {
             return;
         }

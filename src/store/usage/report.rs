@@ -75,7 +75,7 @@ impl Class {
         matches!(self, Self::Cache | Self::Source | Self::Output)
     }
 
-    /// Returns whether `rm` removes it with the only env that uses it.
+    /// Returns whether `rm` of the only env that uses such data removes the data too.
     pub(super) fn is_removed(self) -> bool {
         !self.is_kept() && self != Self::Image
     }
