@@ -1,4 +1,4 @@
-//! Owns displaying addresses, and texts that contain some, without their secrets.
+//! Owns hiding secrets in addresses, and in texts that contain addresses.
 
 use std::ops::Range;
 
@@ -36,9 +36,8 @@ pub(crate) fn without_login(url: &str) -> String {
     format!("{scheme}://{place}?{}{fragment}", shown.join("&"))
 }
 
-/// Returns a text with stars in place of the logins and secret parameters of the addresses in it. Every other character
-/// keeps its place, so that a caret in the text still points at the same one. The user name in an SSH address is no
-/// secret.
+/// Returns a text with stars in place of logins and secret parameters in addresses. Every other character keeps its
+/// place, so a caret in the text still points at the same one. The user name in an SSH address is not secret.
 pub(crate) fn hide_secrets(text: &str) -> String {
     let mut hidden = text.to_owned();
     let mut hide = |place: Range<usize>| {
@@ -71,7 +70,7 @@ pub(crate) fn hide_secrets(text: &str) -> String {
     hidden
 }
 
-/// Returns the value of a parameter or variable without secrets.
+/// Returns the value of a parameter or variable, with stars in place of secrets.
 pub(crate) fn shown_value(name: &str, value: &str) -> String {
     match is_secret(name) {
         true => "***".to_owned(),

@@ -168,7 +168,7 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
     .context(|| format!("cannot open directory `{}`", path.display()))
 }
 
-/// Returns the directory of a path's last part: `.` for a name alone.
+/// Returns the parent directory of a path; `.` for a plain name.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 
 use bytes::{Buf as _, Bytes};
 
-/// Ends when the sender is gone.
+/// The stream ends when the sender is dropped.
 pub(crate) struct Chunks {
     incoming: Receiver<io::Result<Bytes>>,
     current: Bytes,

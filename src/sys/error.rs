@@ -20,7 +20,7 @@ pub enum Kind {
     Unavailable,
     /// A step of the profile failed.
     StepFailed,
-    /// Another command holds the env, image or store, or files keep changing.
+    /// Another command holds the env, image or store, or files that the command needs keep changing.
     Busy,
     /// No profile, image or snapshot has that name.
     NotFound,
@@ -28,7 +28,7 @@ pub enum Kind {
     NoEnv,
     /// A layer does not exist: the store is damaged, or another command has just removed the layer.
     NoLayer,
-    /// The current state differs from the locked or recorded one, or content from its digest.
+    /// The current state differs from the locked or recorded one, or content does not match its digest.
     Drift,
     /// The machine does not meet the profile's needs.
     Preflight,

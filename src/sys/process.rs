@@ -421,7 +421,7 @@ enum End {
     Cancelled,
 }
 
-/// Splits output into lines without the secrets in addresses, also at carriage returns, and keeps the last ones.
+/// Splits output into lines, also at carriage returns, hides secrets in addresses, and keeps the last lines.
 struct Lines<'a> {
     partial: Vec<u8>,
     tail: VecDeque<String>,

@@ -1,4 +1,5 @@
-//! Owns starting a thread. std's own functions panic if the limit of processes is reached, and a panic ends the program.
+//! Owns starting a thread. std's own functions panic if the limit of processes is reached, and a panic ends the
+//! program.
 
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
@@ -18,7 +19,7 @@ pub(crate) fn start_in<'scope, T: Send + 'scope>(
     Builder::new().spawn_scoped(scope, work).map_err(refused)
 }
 
-/// Returns what a thread that has been joined returned; passes its panic on.
+/// Returns the result of a joined thread, or resumes its panic.
 pub(crate) fn joined<T>(outcome: std::thread::Result<T>) -> T {
     outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

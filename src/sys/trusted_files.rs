@@ -116,7 +116,7 @@ pub(crate) fn names(directories: &[Directory], path: &Path, count: usize) -> Res
     })
 }
 
-/// `is_same` returns `None` for what was not there when the directory was checked.
+/// `is_same` returns `None` for an entry that was missing when the directory was checked.
 fn hold(
     directories: &[Directory],
     path: &Path,

@@ -95,7 +95,7 @@ impl FileSystem {
     }
 }
 
-/// Makes an empty tree: a subvolume on btrfs, else a directory. It inherits no ACL and no group from the store's
+/// Makes an empty tree: a subvolume on btrfs, else a directory. The tree inherits no ACL and no group from the store's
 /// directory, because both are part of a tree's content.
 pub fn create_tree(method: Method, path: &Path) -> Result<()> {
     match method {
@@ -106,8 +106,8 @@ pub fn create_tree(method: Method, path: &Path) -> Result<()> {
         .context(|| format!("cannot prepare `{}`", path.display()))
 }
 
-/// Creates a directory that belongs to a user. An existing directory keeps its owner, unless a command was killed before
-/// it gave the directory away.
+/// Creates a directory that belongs to a user. An existing directory keeps its owner, unless a command was killed
+/// before it gave the directory away.
 pub(crate) fn create_directory_for(path: &Path, uid: u32, gid: u32) -> Result<()> {
     // Until the directory has its owner, it has the sticky bit, which means something only if others may write there.
     const UNFINISHED: u32 = 0o1000;

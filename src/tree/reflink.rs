@@ -82,7 +82,7 @@ enum Task {
 /// The state of one thread.
 #[derive(Default)]
 pub(super) struct Worker {
-    /// Number of bytes that it copied.
+    /// Number of bytes that this thread copied.
     copied: u64,
     pub(super) attributes: Attributes,
 }

@@ -63,7 +63,8 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
     }
 }
 
-/// Returns where the next data of a file begins and ends, from an offset on; `None` if the rest up to `size` is a hole.
+/// Returns the beginning and the end of the next data of a file, from offset `at` on; `None` if the rest up to `size`
+/// is a hole.
 pub(crate) fn next_data(
     file: BorrowedFd<'_>,
     at: off_t,
@@ -167,7 +168,7 @@ mod tests {
         ] {
             assert_eq!(next_data(file.as_fd(), from, size), Ok(found), "{from}");
         }
-        // Such files have no `SEEK_DATA`.
+        // Files in `/proc` do not support `SEEK_DATA`.
         let status = fs_err::File::open("/proc/self/status").unwrap();
         let found = next_data(status.file().as_fd(), 1, 4);
         assert_eq!(found, Ok(Some((1, 4))));

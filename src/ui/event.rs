@@ -13,8 +13,8 @@ pub(crate) const SCHEMA: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum Event {
-    /// The plan is made and work begins; not if there is nothing to do, and again after a step whose result decides
-    /// later keys.
+    /// The plan is made and work begins. Not sent if there is nothing to do, and sent again after a step whose result
+    /// decides later keys.
     RunStarted {
         env: String,
         plan: Vec<Planned>,
@@ -45,9 +45,10 @@ pub(crate) enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         total: Option<u64>,
     },
-    /// The transfer is complete; not after a push.
+    /// The transfer is complete. Not sent after a push.
     TransferFinished { what: String, wall_ms: u64 },
-    /// A step begins to run; `index` counts from 1. One whose snapshot exists does not: `cached` is always false.
+    /// A step begins to run; `index` counts from 1. `cached` is always false, because a step whose snapshot exists does
+    /// not run.
     StepStarted {
         index: u32,
         total: u32,
@@ -120,13 +121,13 @@ pub(crate) struct ChosenEngine {
 pub(crate) struct Planned {
     pub index: u32,
     pub name: StepName,
-    /// Empty if the step has none.
+    /// The step's key; empty if the step has none.
     pub key: String,
     /// Its snapshot exists.
     pub cached: bool,
     /// Why it runs, or need not run.
     pub reason: String,
-    /// Milliseconds that it takes, by its earlier runs; 0 if it is skipped or after `--until`.
+    /// Expected duration in milliseconds, from earlier runs; 0 if the step is skipped or comes after `--until`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_ms: Option<u64>,
 }

@@ -19,8 +19,8 @@ use crate::ui::event::{Cost, Outcome};
 /// Version of the rows: a new field keeps it, any other change raises it.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// One step of one `up`; a step that ran out of memory and was retried has two, an interrupted one none. Bytes and
-/// milliseconds are integers.
+/// One step of one `up`. A step that ran out of memory and was retried has two rows, and an interrupted step has none.
+/// Bytes and milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Row {
     /// Version of the rows.
@@ -33,7 +33,7 @@ pub(crate) struct Row {
     pub target: String,
     pub engine: String,
     pub step: StepName,
-    /// Empty if the step has none.
+    /// The step's key; empty if the step has none.
     pub key: String,
     /// `hit`: its snapshot existed.
     pub outcome: Outcome,
@@ -59,7 +59,7 @@ pub(crate) struct Rows {
     path: PathBuf,
     file: fs::File,
     slurm_job: Option<String>,
-    /// Steps that have a row. Each further plan of the same command reports all of them again.
+    /// Steps that have a row. Each further plan of the same command reports these steps again.
     written: Mutex<BTreeSet<StepName>>,
 }
 

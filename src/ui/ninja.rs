@@ -155,8 +155,8 @@ impl Tracker {
         self.sum
     }
 
-    /// Returns the number of commands of the build in `directory`: of the prefix that names a part of its path, or else,
-    /// if it `is_outer`, of the lines without prefix. `None` if several builds ran under that prefix.
+    /// Returns the number of commands of the build in `directory`: of the prefix that names a part of its path, or
+    /// else, if it `is_outer`, of the lines without prefix. `None` if several builds ran under that prefix.
     pub(crate) fn total(&self, directory: &Path, is_outer: bool) -> Option<u64> {
         let labelled = |name: &OsStr| self.builds.get(&format!("[{}]", name.display()));
         let named = directory.iter().rev().find_map(labelled);
@@ -253,7 +253,7 @@ impl Estimate {
         });
         let elapsed = now.saturating_sub(start);
         let step = now.saturating_sub(self.last.0).as_secs_f64();
-        // A command that takes long, or work after the build, does not lower the rate as long as none ends.
+        // While no command ends, a long command or work after the build does not lower the rate.
         if step >= 1.0 && progress.done != self.last.1 {
             let recent = progress.done.saturating_sub(self.last.1) as f64 / step;
             // Early on this is the plain average.
@@ -432,7 +432,7 @@ mod tests {
         }
         let slow = left.unwrap().as_secs_f64();
         assert_has!((4500.0..5500.0), &slow);
-        // An hour without output, in which others look at it.
+        // An hour without output, with an update each second.
         for second in 1200..4800 {
             let progress = NinjaProgress {
                 done: 3295,

@@ -124,7 +124,7 @@ impl Reporter {
             }
             Kind::Bars(bars) => {
                 for event in events {
-                    // The sequences move no cursor, so they may bypass the bars.
+                    // The sequences do not move the cursor, so they may bypass the bars.
                     let sequences = bars.event(event);
                     if !sequences.is_empty() {
                         lock(&self.ui.err).write(&sequences);

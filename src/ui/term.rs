@@ -139,7 +139,7 @@ impl Bars {
         drop(self.multi.println(text.strip_suffix('\n').unwrap_or(text)));
     }
 
-    /// Shows an event. Returns the terminal's sequences for it, which move no cursor.
+    /// Shows an event. Returns terminal sequences that do not move the cursor.
     pub(super) fn event(&self, event: &Event) -> String {
         let now = Instant::now();
         let mut state = lock(&self.state);

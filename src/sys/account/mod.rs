@@ -120,8 +120,7 @@ fn line_or_ask(passwd: &str, field: usize, value: &str) -> Option<String> {
     })
 }
 
-/// Returns the answer to a question about a user, asked once a process: it may come from a server, and each call of git
-/// needs it.
+/// Asks the system about a user, once per process: the answer may come from a server, and each call of git needs it.
 fn once(user: &str, ask: impl FnOnce() -> Option<String>) -> Option<String> {
     static ANSWERS: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
     let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,8 +176,8 @@ pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBu
     }
 }
 
-/// Returns the groups of a user according to `/etc/passwd` and `/etc/group`, and NSS for a user who is only there. In a
-/// user namespace, their ids mean others.
+/// Returns the groups of a user according to `/etc/passwd` and `/etc/group`, or NSS for a user who is not in these
+/// files. In a user namespace, only `gid` counts, because ids in these files are those of other groups there.
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let mut groups = vec![gid];
     let line = userns::is_root().then(|| passwd_line(uid)).flatten();

@@ -89,8 +89,8 @@ impl<'a> FilePlace<'a> {
         }
     }
 
-    /// Writes the file atomically. A replaced file keeps its mode; a new one has the mode that the caller's umask leaves.
-    /// If root writes for itself, the file gets the owner of the replaced file, or else of the directory.
+    /// Writes the file atomically. A replaced file keeps its mode; a new one has the mode that the caller's umask
+    /// leaves. If root writes for itself, the file gets the owner of the replaced file, or else of the directory.
     pub(crate) fn put(&self, bytes: &[u8], existing: Existing) -> Result<()> {
         let cannot = || format!("cannot write `{}`", self.path.display());
         let old = match existing {
@@ -128,7 +128,7 @@ impl<'a> FilePlace<'a> {
             let (at, replace) = (self.parent.as_fd(), existing == Existing::Replace);
             match self.rights.rename(at, &part, &self.name, replace) {
                 Err(Errno::EEXIST) => Err(self.exists("")),
-                // In a directory with the sticky bit, the old file may be another user's.
+                // In a directory with the sticky bit, only the old file's owner can replace it.
                 other => other.map_err(|errno| self.refused(errno)),
             }
         };
@@ -182,8 +182,8 @@ impl<'a> FilePlace<'a> {
     }
 }
 
-/// Opens a file of the calling user for reading. A home on a network or FUSE file system may be closed to root, but not to
-/// the user.
+/// Opens a file of the calling user for reading. A home on a network or FUSE file system may be closed to root, so the
+/// user's rights are tried too.
 pub(crate) fn open(path: &Path) -> std::io::Result<fs::File> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let opened = fs::OpenOptions::new()
@@ -206,7 +206,7 @@ pub(crate) fn open(path: &Path) -> std::io::Result<fs::File> {
     }
 }
 
-/// Returns whether the calling user has no such file, also where root may not look.
+/// Returns whether the calling user has no file at this path, even in a directory that is closed to root.
 pub(crate) fn is_missing(path: &Path) -> bool {
     let (flags, mode) = (OFlag::O_PATH, Mode::empty());
     let found = super::caller().open(None, path, flags, mode, ResolveFlag::empty());

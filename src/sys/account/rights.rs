@@ -92,9 +92,9 @@ const OVERFLOW: u32 = 65_534;
 /// The caller's umask, if root's own has replaced it.
 static UMASK: OnceLock<Mode> = OnceLock::new();
 
-/// Sets the umask of root, also of a user namespace. What root makes in the store, in containers and for git must be
-/// readable by the build user and writable by nobody else, whatever the caller's umask is. Files of the caller still get
-/// the caller's.
+/// Sets the umask of root, also of a user namespace. Files that root makes in the store, in containers and for git must
+/// be readable by the build user and writable only by their owner, independent of the caller's umask. Files of the
+/// caller still get the caller's umask.
 pub(crate) fn set_umask() {
     UMASK.get_or_init(|| umask(Mode::S_IWGRP | Mode::S_IWOTH));
 }
@@ -189,7 +189,7 @@ impl Rights {
         self.make(&Call::Link { from, to }, &[at, below]).map(drop)
     }
 
-    /// Renames an entry of a directory; without `replace` it never replaces another, on any file system.
+    /// Renames an entry of a directory. Without `replace`, an existing entry is never replaced, on any file system.
     pub(crate) fn rename<F: ?Sized + NixPath, T: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -420,8 +420,8 @@ pub(crate) fn become_person(person: &Person) -> Result<()> {
     Ok(())
 }
 
-/// Makes a command start as a user with the user's groups, which the standard library would drop, and in `directory`,
-/// which perhaps only the user or one of these groups can enter.
+/// Makes a command start as a user, with the user's groups, which the standard library would drop, and in `directory`,
+/// which may be closed to all but the user or one of these groups.
 pub(crate) fn start_as(command: &mut Command, person: &Person, directory: &Path) -> Result<()> {
     let groups: Vec<Gid> = person.groups.iter().copied().map(Gid::from_raw).collect();
     let (uid, gid) = (Uid::from_raw(person.uid), Gid::from_raw(person.gid));

@@ -139,7 +139,7 @@ fn charge(
     }
 }
 
-/// Returns the error in the type of the calls that the walk makes.
+/// Converts an error to the type of the walk's system calls.
 fn errno(error: nix::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_raw_os_error(error as i32)
 }
