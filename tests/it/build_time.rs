@@ -26,11 +26,11 @@ done
 
 #[test]
 fn the_time_left_is_a_range_from_ninjas_files() {
-    // A busy machine may hold a command up for longer than a second, but not in every attempt.
+    // A busy machine may delay a command by more than a second, but not in every attempt.
     assert!((0..20).any(|_| is_close()));
 }
 
-/// Runs the step in a new store, and returns whether each estimate was close to what was left.
+/// Runs the step in a new store, and returns whether each estimate was close to the time left.
 fn is_close() -> bool {
     let store = TestStore::new();
     store.profile(STEP);

@@ -459,7 +459,7 @@ run = "head -c 2M /dev/urandom > /out/wheel"
         header,
         ["what", "on", "disk", "exclusive", "shared", "apparent"]
     );
-    // What is on another disk takes no space on that of the store.
+    // Data on another disk takes no space on the store's disk.
     let elsewhere = tempfile::tempdir().unwrap();
     fs::write(elsewhere.path().join("x"), vec![1; 1 << 20]).unwrap();
     let at = |name: &str| bind(elsewhere.path(), &ground.home().join(name));

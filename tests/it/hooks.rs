@@ -291,7 +291,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     hook(&store, "fix", &words);
     store.up().says(&["nothing to do"]);
 
-    // What is built without a hook must be older than the hook's files.
+    // Objects that are built without a hook must be older than the hook's files.
     store.up_with(STEPS);
     store.up_with(&steps);
     let new = store.sh(time).ok().text();
@@ -310,8 +310,8 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
         old.lines().next().unwrap()
     );
 
-    // A file that a hook no longer changes is newer than what was built from the changed one, also for a step before
-    // the last hook.
+    // A file that a hook no longer changes is newer than the objects that were built from the changed file, also for a
+    // step before the last hook.
     let another = EDIT.replace("a.txt", "d/c.txt").replace("one", "changed");
     hook(&store, "fix", &another);
     let configure = "cat /v/src/a.txt > $HOME/configure";

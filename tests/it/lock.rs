@@ -524,7 +524,7 @@ fn the_repository_that_rockenv_is_started_from_stays_as_it_is() {
     let lock = store.work().join(format!("profiles/{env}.lock"));
     let text = fs::read_to_string(lock).unwrap();
     assert!(text.contains(&first), "{text}");
-    // The commit is all that keys have of a clone, so the caller's line ends are not in it.
+    // Keys contain only the commit of a clone, so the clone must not have the caller's line endings.
     let sources = fs::read_dir(store.home().join("sources")).unwrap();
     let mut files = sources.map(|entry| entry.unwrap().path().join("a"));
     let file = files.find(|file| file.exists()).unwrap();

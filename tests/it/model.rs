@@ -108,8 +108,8 @@ impl World {
         format!("{}-{letter}", self.store.env())
     }
 
-    /// Runs a command to its end. On a busy machine, the holder of a killed command may have the env for longer than the
-    /// command waits.
+    /// Runs a command to its end. On a busy machine, the holder of a killed command may have the env for longer than
+    /// the command waits.
     fn finish(&self, arguments: &[&str]) -> Ran {
         let mut ran = self.store.rockenv(arguments);
         wait_until("the env is free", || {

@@ -398,7 +398,7 @@ fn a_package_database_that_is_none_is_no_reason_to_fail_or_to_wait() {
             true,
         ),
     ] {
-        // One that is read is also found below the last step's layer.
+        // A readable database is also found below the last step's layer.
         let two = match is_noted {
             true => "[[step]]\nname = 'two'\nrun = 'true'\n",
             false => "",

@@ -298,7 +298,7 @@ fn more_than_128_snapshots_of_one_env_work() {
             number.saturating_sub(2)
         )
     };
-    // A chain is merged during `up` too.
+    // `up` merges a long chain of layers too.
     store.up_with(&(1..=22).map(step).collect::<String>());
     for number in 23..=140 {
         // Containers take long, so most snapshots are made without one.

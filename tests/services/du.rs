@@ -1,4 +1,4 @@
-//! The space that a service's images and containers take.
+//! Disk usage of a service's images and containers.
 
 use crate::support::env::TestStore;
 use crate::{assert_nothing_left, service};

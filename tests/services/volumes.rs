@@ -1,5 +1,5 @@
-//! Build volumes of an env at a service: the store freezes them with its snapshots, and the service only mounts them. The
-//! service keeps its images on another disk than the store's.
+//! Build volumes of an env at a service: the store freezes them with its snapshots, and the service only mounts them.
+//! The service keeps its images on a different disk than the store's.
 
 use crate::assert_nothing_left_at;
 use crate::restart::Own;
@@ -9,13 +9,13 @@ use rockenv::testing::Service;
 use serde_json::Value;
 
 #[test]
-fn they_go_back_with_the_snapshots_and_only_their_space_is_counted() {
+fn build_volumes_follow_snapshots_and_only_their_space_counts() {
     // Mounted before the service starts, which would not see it otherwise.
     let disk = LoopFs::with_base(Kind::Btrfs);
     let own = Own::start();
     let store = TestStore::on(&disk);
-    they_go_back_and_are_forked_with_the_snapshots(&own, &store);
-    nothing_goes_for_the_space_of_another_disk(&own, &store);
+    build_volumes_are_rolled_back_and_forked(&own, &store);
+    gc_removes_nothing_for_space_on_another_disk(&own, &store);
 }
 
 /// Fails unless nothing of the env is left once it is removed.
@@ -25,7 +25,7 @@ fn remove(own: &Own, store: &TestStore, envs: &[&str]) {
     assert_nothing_left_at(&service, store);
 }
 
-fn they_go_back_and_are_forked_with_the_snapshots(own: &Own, store: &TestStore) {
+fn build_volumes_are_rolled_back_and_forked(own: &Own, store: &TestStore) {
     store.profile(
         "volume = [{ name = 'b', kind = 'build', target = '/b' }]
          [[step]]\nname = 'one'\nrun = 'echo one > /b/state; echo one > ~/state'
@@ -54,7 +54,7 @@ fn they_go_back_and_are_forked_with_the_snapshots(own: &Own, store: &TestStore) 
     remove(own, store, &[env, &fork]);
 }
 
-fn nothing_goes_for_the_space_of_another_disk(own: &Own, store: &TestStore) {
+fn gc_removes_nothing_for_space_on_another_disk(own: &Own, store: &TestStore) {
     let env = store.env();
     // Each round uses new step names: the earlier snapshots stay in the record.
     for round in [1, 2] {
@@ -80,8 +80,8 @@ fn nothing_goes_for_the_space_of_another_disk(own: &Own, store: &TestStore) {
             (name.unwrap(), item["bytes"].as_u64().unwrap() >> 20)
         })
         .collect();
-    // Of the snapshots, only their build volumes are on the store's disk. Removing a snapshot also removes those based
-    // on it.
+    // Only the build volumes of the snapshots are on the store's disk. Removing a snapshot also removes those based on
+    // it.
     assert_eq!(sizes, [("last1", 0), ("volume1", 5)], "{dry:#}");
     let notes = dry["notes"].to_string();
     assert!(notes.contains("another file system: 1"), "{notes}");

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-/// Returns `made` in a cache directory of this name. The first caller creates it with `make`, which gets the directory,
-/// under a name of its own, and renames it when it is complete; others wait.
+/// Returns the path `made` in the cache directory `name`. The first caller runs `make`, and other callers wait. `make`
+/// gets the cache directory, creates `made` under another name, and renames it when it is complete.
 pub(crate) fn made_once(name: &str, made: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&cache).expect("a cache directory");

@@ -66,8 +66,8 @@ impl Ordinary {
         (path, digest)
     }
 
-    /// Returns a file of the user's directory that `make` creates if it is missing. Other tests that want it at the same
-    /// time wait until it is complete. It is never replaced, because other tests may run it.
+    /// Returns a file of the user's directory that `make` creates if it is missing. Other tests that need the file at
+    /// the same time wait until it is complete. The file is never replaced, because other tests may run it.
     fn made_once(&self, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
         static MAKING: Mutex<()> = Mutex::new(());
         let path = self.directory.join(name);

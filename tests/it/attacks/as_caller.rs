@@ -112,7 +112,7 @@ impl Stage {
         fs::write(self.here.join(file), text).expect("a profile");
     }
 
-    /// Makes a command that runs there for the user, who trusts the directory.
+    /// Makes a command that runs in the directory for the user, who trusts the directory.
     fn command_here(&self, arguments: &[&str]) -> Command {
         let mut command = self.store.command(arguments);
         command.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
@@ -419,7 +419,7 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
     let stage = Stage::new();
     let env = stage.store.env();
     stage.make_own(&stage.here);
-    // A directory of a team: what is made there belongs to the team.
+    // New files in a directory of a team belong to the team.
     let team = 4444;
     chown(&stage.here, None, Some(team)).expect("a group");
     fs::set_permissions(&stage.here, PermissionsExt::from_mode(0o2775)).expect("a mode");
@@ -457,7 +457,7 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
             assert_eq!(owner, (MadeUp::UID, team), "{}", path.display());
         }
     }
-    // The build user may be another one than the person behind sudo.
+    // The build user may not be the person behind sudo.
     let built = stage.here.join("built");
     stage.write_profile(&built);
     let mut up = stage.command_here(&["up", &file]);

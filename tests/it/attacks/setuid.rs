@@ -106,7 +106,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
     let out = user.store().join("outputs/left/out/mine");
     let found = as_user(MadeUp::UID, &["cat", out.to_str().unwrap()]).unwrap();
     assert!(found.status.success(), "{found:?}");
-    // The build user of a configuration may be another one than the person behind sudo.
+    // The configured build user may not be the person behind sudo.
     let sources = user.store().join("sources");
     fs::remove_dir(&sources).unwrap();
     let configured = [

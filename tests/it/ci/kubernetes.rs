@@ -127,7 +127,7 @@ fn argo(store: &TestStore, workflow: &Value) -> Vec<String> {
         let template = template(text(task, "/template")).unwrap();
         let again = &template["retryStrategy"];
         assert_eq!(again["retryPolicy"], "Always");
-        // An evicted pod has the phase of a failed step.
+        // An evicted pod has the same phase as a pod with a failed step.
         assert_eq!(
             again["expression"],
             "lastRetry.status == 'Error' || \

@@ -267,7 +267,7 @@ run = 'false'
     store.profile(&steps.replace("'false'", "'true'"));
     store.rockenv(&up).ok();
     store.rockenv(&up).ok();
-    // There is nothing to do up to a step: those after it have no row, as in an `up` that runs steps.
+    // Nothing is left to do up to the step. Later steps have no row, as in an `up` that runs steps.
     let until = [&up[..], &["--until", "cached"]].concat();
     store.rockenv(&until).ok();
     let text = fs::read_to_string(&file).unwrap();

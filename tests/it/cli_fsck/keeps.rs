@@ -272,7 +272,7 @@ fn a_store_without_its_format_is_known_by_what_rockenv_wrote() {
 }
 
 #[test]
-fn what_another_version_wrote_is_left_alone() {
+fn files_of_another_version_are_left_alone() {
     let lab = Lab::new();
     fs::write(lab.at("envs/one/record.json"), "{\"version\": 2}").unwrap();
     fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
@@ -291,7 +291,7 @@ fn what_another_version_wrote_is_left_alone() {
     warning: env `one` is skipped: env `one` has format 2, but this rockenv supports only 1; details: rockenv fsck
     ");
     assert_eq!(before, lab.listing());
-    // A format with a method that this version does not know is not a damaged one.
+    // A format file with an unknown method is not damaged.
     let format = "{\"version\": 2, \"method\": \"newer\"}";
     fs::write(lab.at("format"), format).unwrap();
     insta::assert_snapshot!(lab.shows("fsck --repair"), @"
@@ -303,7 +303,7 @@ fn what_another_version_wrote_is_left_alone() {
 }
 
 #[test]
-fn an_env_under_a_name_that_no_env_can_have_is_left_alone() {
+fn an_env_directory_with_an_invalid_name_is_left_alone() {
     let lab = Lab::new();
     let (good, bad) = (lab.at("envs/one"), lab.at("envs/my env"));
     fs::rename(&good, &bad).unwrap();

@@ -60,8 +60,8 @@ fn once_asks_and_twice_forces() {
     let asked = store.out().join("asked");
     assert_eq!(fs::read_to_string(asked).unwrap(), "asked\n".repeat(3));
 
-    // After one signal, the step would get 5 seconds in every attempt. A slow machine may need as long, but not in every
-    // attempt, and the rest of `up` may wait for the disk.
+    // After one signal, the step would get 5 seconds in every attempt. A slow machine may need as long, but not in
+    // every attempt, and the rest of `up` may wait for the disk.
     let forced = |_| {
         let up = start_step(&store, "trap '' TERM INT HUP", &sleeper);
         let started = Instant::now();
@@ -346,8 +346,8 @@ fn a_step_that_was_stopped_from_outside_is_not_done() {
             wait_for_process(&other);
             joined
         });
-        // Signal the agent first. It takes a step that exits with 0 before the agent's own signal arrives for a finished
-        // one. Process ids wrap around, so their order is not the order of the processes' start.
+        // Signal the agent first. If a step exits with 0 before the agent gets its own signal, the agent takes the step
+        // for finished. Process ids wrap around, so their order is not the order of the processes' start.
         let mut inside = store.contained();
         inside.sort_by_key(|(pid, line)| (!line.contains("__agent"), *pid));
         for (pid, _) in inside {

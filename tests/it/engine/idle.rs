@@ -355,7 +355,7 @@ fn a_waiting_container_sleeps_and_no_command_that_only_reads_ends_it() {
         std::thread::sleep(Duration::from_secs(5));
         before == count()
     };
-    // A process may still be finishing, for long on a busy machine. After that, none may wake up.
+    // A process may still be finishing its work, for long on a busy machine. After that, no process may wake up.
     assert!((0..10).any(sleep), "processes wake up: {all:?}");
     let memory: u64 = all.iter().map(|pid| own_memory(*pid)).sum();
     assert!(memory < 8 << 20, "{memory} bytes");

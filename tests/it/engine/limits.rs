@@ -37,7 +37,7 @@ fn a_step_that_takes_too_much_memory_is_named() {
         .rockenv(&["up", store.env()])
         .exits(10)
         .says(&["step `hog` ran out of memory"]);
-    // A step that succeeds without the process that was killed says so.
+    // `up` reports the killed process of a step that succeeds.
     let cut = "resources = { memory-max = '64M' }\n[[step]]\nname = 'hog'\nrun = 'tail /dev/zero | cat'\n";
     store
         .up_with(cut)

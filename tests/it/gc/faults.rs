@@ -299,8 +299,8 @@ fn small_disk(kind: Kind) {
     store.rockenv(&["fsck"]).ok();
 }
 
-/// Removes `count` snapshots on a full disk. None of them frees anything. With `older`, the env lacks the directory
-/// `gone`, as an older version leaves it.
+/// Removes `count` snapshots on a full disk. Their removal frees no space. With `older`, the env lacks the directory
+/// `gone`, as older versions did not create it.
 fn many_snapshots(disk: &LoopFs, store: &TestStore, count: usize, older: bool) {
     let name = store.env();
     let mine: Vec<String> = (0..count).map(|number| format!("mine-{number}")).collect();

@@ -103,7 +103,7 @@ fn a_step_that_touches_everything_makes_nothing_its_own() {
 }
 
 #[test]
-fn what_was_changed_by_hand_in_a_view_outlives_it() {
+fn manual_edits_outlive_their_view() {
     let store = TestStore::new();
     let src = source(&store);
     hook(&store, "fix", EDIT);
@@ -128,7 +128,7 @@ fn what_was_changed_by_hand_in_a_view_outlives_it() {
     for (name, end) in [("a.txt", "ONE\nprecious\n"), ("new/mine", "precious\n")] {
         assert_eq!(fs::read_to_string(kept().join(name)).unwrap(), end);
     }
-    // Steps write their files again, and a command that only reads changes nothing.
+    // Files that steps write again are no manual edits, and a command that only reads makes none.
     store.sh("cat /v/src/a.txt").ok();
     fs::write(src.join("d/c.txt"), "changed again").unwrap();
     let said = store.up().err;

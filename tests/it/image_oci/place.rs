@@ -81,7 +81,7 @@ impl Place {
         built
     }
 
-    /// Returns what the error of a build from the lines of an `[oci]` table says, as commands print it.
+    /// Builds from the lines of an `[oci]` table, and returns the error as commands print it.
     #[track_caller]
     pub(crate) fn refused(&self, table: &str) -> String {
         let error = self.build(table, "refused").unwrap_err();

@@ -87,7 +87,7 @@ proptest! {
 }
 
 proptest! {
-    // Nearly all noise ends at the first checksum.
+    // The first checksum refuses nearly all noise.
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]

@@ -148,7 +148,7 @@ fn clones_keep_everything() {
         assert_same(&before, &walk(&tree, what), &about);
         assert_holes(&clone);
         assert_eq!(copied > 0, method == Method::Overlay, "{about}");
-        // Subvolumes of which neither is a snapshot of the other count as different.
+        // Two subvolumes count as different if neither is a snapshot of the other.
         assert!(method != Method::Btrfs || !btrfs::differs(&clone, &tree).unwrap());
         // The clone is independent of its source, and the source of it.
         fs_err::write(clone.join("c/program"), "changed").unwrap();

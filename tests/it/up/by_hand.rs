@@ -59,7 +59,7 @@ fn only_a_command_that_wrote_to_a_build_volume_makes_the_next_build_incremental(
             ),
         ];
         for (case, (scripts, clean)) in cases.into_iter().enumerate() {
-            // One walk finds these writes on every store.
+            // The same walk finds these writes on every kind of store, so one store is enough.
             if method != "overlay" && (3..6).contains(&case) {
                 continue;
             }

@@ -123,7 +123,7 @@ fn a_step_that_goes_on_after_a_failure_is_as_clean_as_one_that_did_not_fail() {
         };
         store.profile(&steps("1"));
         store.rockenv(&["up", env]).exits(5);
-        // Until a step succeeds, nothing makes sure that its files are on disk.
+        // The files of a step are synced to disk only after the step has succeeded.
         let running = store.env_dir().join("running");
         assert!(running.exists());
         fs::write(flags.join("1"), "").unwrap();

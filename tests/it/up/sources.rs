@@ -74,9 +74,10 @@ fn a_source_that_changed_runs_its_steps_again_and_is_never_written() {
     store.sh("cat $HOME/a").ok().prints("one");
 }
 
-/// The files of a clone are as old as the clone, so those of an earlier clone are older than what was built since.
+/// The files of a clone are as old as the clone. So the files of an earlier clone are older than the objects that were
+/// built since.
 #[test]
-fn what_was_built_from_another_revision_does_not_pass_for_this_one() {
+fn objects_of_another_revision_are_built_again() {
     on_overlay_and_btrfs(|store, method| {
         let upstream = store.work().join("upstream");
         let origin = upstream.join("src");

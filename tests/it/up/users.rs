@@ -1,4 +1,4 @@
-//! Two people with sudo who build in one store, each as a build user of their own.
+//! Two people with sudo build in one store, each with their own build user.
 
 use fs_err as fs;
 
@@ -39,7 +39,7 @@ fn another_user_s_env_is_not_continued_and_a_new_one_shares_the_steps_of_root() 
     "#);
     by_another(&store, &["plan", env, "--check"]).exits(9);
     assert_eq!(record(), before);
-    // A volume that a root step made its own is no reason to refuse.
+    // A build volume that a root step gave to root is no reason to refuse.
     store.root_sh("chown 0 /v/build").ok();
     store.rockenv(&["up", env, "--rerun", "two"]).ok();
     // The frozen build volume below step `two` is empty, and belongs to the first user.

@@ -29,7 +29,7 @@ fn the_job_for_common_steps_builds_no_others() {
     let ended = endings(&store, &gitlab(&store, &pipeline));
     assert_eq!(ended.last().unwrap(), "what is common: success");
     assert_eq!(left(&store), [""; 0]);
-    // A runner that is not root ends the shell of a cancelled job, but not the `up` that `sudo` started there.
+    // A runner without root ends the shell of a cancelled job, but not the `up` that `sudo` started in this shell.
     let jobs = &workflow["jobs"];
     let build = &jobs[&format!("env-{}-gfx1201", store.env())]["steps"][1];
     let clean = &jobs["clean"]["steps"][0];
