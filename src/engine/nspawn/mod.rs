@@ -29,9 +29,9 @@ const DROPPED: &str = "--drop-capability=CAP_SYS_ADMIN,CAP_DAC_READ_SEARCH,CAP_S
     CAP_IPC_OWNER,CAP_LEASE,CAP_LINUX_IMMUTABLE,CAP_NET_ADMIN,CAP_NET_BROADCAST,CAP_SYS_NICE,CAP_SYS_PTRACE,\
     CAP_SYS_RESOURCE,CAP_SYS_TTY_CONFIG";
 
-/// System calls that Docker and Podman allow. systemd-nspawn refuses them without capabilities that none of them grants.
-const ALLOWED: &str =
-    "--system-call-filter=@memlock @pkey adjtimex clock_adjtime modify_ldt ptrace";
+/// System calls that Docker and Podman allow. systemd-nspawn ties most of them to capabilities that none of them grants.
+const ALLOWED: &str = "--system-call-filter=@memlock @pkey adjtimex clock_adjtime modify_ldt ptrace \
+    process_vm_readv process_vm_writev";
 
 /// System calls that Docker, for `io_uring` since release 25, and Podman refuse.
 const REFUSED: &str =
