@@ -12,9 +12,6 @@ use crate::rocm::gpu::{Device, Machine};
 pub(crate) struct GpuFacts {
     pub machine: Machine,
     pub nodes: Vec<Node>,
-    /// The groups of the user who runs `doctor`.
-    #[serde(skip)]
-    pub groups: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -25,7 +22,7 @@ pub(crate) struct Node {
 }
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let GpuFacts { machine, nodes, .. } = &facts.gpu;
+    let GpuFacts { machine, nodes } = &facts.gpu;
     if !machine.kfd {
         return vec![match (machine.wsl, machine.on_bus, &machine.driver) {
             (true, ..) => note(
@@ -75,8 +72,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Checks that steps can open a node. Inside a container the build user opens it, through its group: root gives the
-/// build user that group, and rootless Podman the groups of the user who runs `doctor`.
+/// Checks that steps can open a node. Inside a container the build user opens it, through its group. Root gives the
+/// build user that group. In rootless Podman the build user is the user who runs `doctor`, with the same groups.
 pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let Node { device, finding } = node;
     let about = format!(
@@ -89,23 +86,15 @@ pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     ));
     let by_all = device.mode & 0o006 == 0o006;
     let by_group = device.mode & 0o060 == 0o060 && device.gid != 0;
-    let is_rootless = !facts.root && facts.engine == Engine::Podman;
     let is_refused = finding.layer == Some(AccessLayer::Group);
     match (&finding.error, &finding.mend) {
-        // Even if this user can open it as its owner or by an ACL.
-        (error, _)
-            if is_rootless
-                && by_group
-                && !by_all
-                && (is_refused || error.is_none())
-                && !facts.gpu.groups.contains(&device.gid) =>
-        {
-            missing(
+        (Some(_), _) if is_refused && by_group && !facts.root => match facts.engine {
+            Engine::Podman => missing(
                 format!("{about}: you are not in this group"),
                 AccessLayer::UserNamespace.fix(&device.path, true),
-            )
-        }
-        (Some(_), _) if is_refused && by_group && !facts.root => ok(about),
+            ),
+            Engine::Nspawn | Engine::Docker => ok(about),
+        },
         (Some(error), Some(mend)) => missing(format!("{}: {error}", device.path), mend.clone()),
         _ if by_all || by_group => ok(match &finding.driver {
             Some(driver) => format!("{about}: {driver}"),
@@ -125,7 +114,6 @@ pub(super) mod tests {
         GpuFacts {
             machine: Machine::detect("/nonexistent".as_ref()),
             nodes: Vec::new(),
-            groups: Vec::new(),
         }
     }
 
@@ -165,7 +153,6 @@ pub(super) mod tests {
                 ..nothing().machine
             },
             nodes: vec![node("/dev/kfd", 0), node("/dev/dri/renderD128", 128)],
-            groups: Vec::new(),
         }
     }
 
@@ -229,10 +216,8 @@ pub(super) mod tests {
             "/dev/kfd for group 105 (mode 0660): you are not in this group"
         );
         assert_has!(refused.command.as_ref().unwrap(), "sudo usermod -aG");
-        // An ACL, such as logind's, is the caller's, not the build user's.
+        // As a member of the group, or by an ACL such as logind's.
         facts.gpu = card();
-        assert_eq!(of_kfd(&facts), refused);
-        facts.gpu.groups.push(105);
         assert_has!(of_kfd(&facts).message, "amdgpu 3.61");
         let mut facts = debian();
         facts.gpu = card();

@@ -187,11 +187,7 @@ impl GpuFacts {
                 }
             })
             .collect();
-        Self {
-            machine,
-            nodes,
-            groups: gpu::probe::own_groups(),
-        }
+        Self { machine, nodes }
     }
 }
 

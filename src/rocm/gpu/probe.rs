@@ -171,15 +171,11 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
     }
 }
 
-/// Returns the groups of this process.
-pub(crate) fn own_groups() -> Vec<u32> {
-    let groups = nix::unistd::getgroups().unwrap_or_default().into_iter();
-    let groups = groups.chain([nix::unistd::getegid()]);
-    groups.map(nix::unistd::Gid::as_raw).collect()
-}
-
 impl Who {
     fn me() -> Self {
+        let groups = nix::unistd::getgroups().unwrap_or_default();
+        let mut groups: Vec<u32> = groups.into_iter().map(nix::unistd::Gid::as_raw).collect();
+        groups.push(nix::unistd::getegid().as_raw());
         let map = fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
         let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
         // AppArmor uses this file too, but only SELinux contexts contain colons.
@@ -187,7 +183,7 @@ impl Who {
         let context = context.trim_end_matches(['\0', '\n']);
         Self {
             uid: nix::unistd::geteuid().as_raw(),
-            groups: own_groups(),
+            groups,
             mapped: !map.is_empty() && !whole,
             selinux: context.contains(':').then(|| context.to_owned()),
         }
