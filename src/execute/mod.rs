@@ -345,7 +345,7 @@ impl Execution<'_, '_> {
         let steps = self.plan.steps.iter().map(|planned| {
             let known = planned.key.as_ref().and_then(|key| old.get(key));
             let mut step = known
-                .filter(|_| planned.action == Action::Hit)
+                .filter(|known| planned.action == Action::Hit && known.outcome.is_done())
                 .cloned()
                 .unwrap_or_else(|| StepRecord {
                     name: planned.name.clone(),

@@ -146,6 +146,13 @@ pub struct StepRecord {
 /// Reason of a pending step that a signal from the user stopped.
 pub const INTERRUPTED: &str = "interrupted";
 
+impl Outcome {
+    /// Returns whether the step has a snapshot.
+    pub(crate) fn is_done(self) -> bool {
+        matches!(self, Self::Done | Self::Hit)
+    }
+}
+
 impl StepRecord {
     /// Returns whether a signal from the user stopped the step.
     pub fn is_interrupted(&self) -> bool {
@@ -301,7 +308,7 @@ impl Record {
     /// Returns the last step that is done.
     pub(crate) fn last_done(&self) -> Option<&StepRecord> {
         let mut steps = self.steps.iter().rev();
-        steps.find(|step| matches!(step.outcome, Outcome::Done | Outcome::Hit))
+        steps.find(|step| step.outcome.is_done())
     }
 
     /// Returns the layers that the record names. The env needs their parents too.

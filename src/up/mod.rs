@@ -398,14 +398,19 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     Ok(Attempt::Done(finished))
 }
 
-/// Returns whether an env's record has the steps of a plan, with the same ones skipped, and none that failed. The record
-/// of a step that ran stays when the machine skips the step, or when the profile drops it after a failure: carrying out
-/// an empty plan updates it.
+/// Returns whether an env's record has the steps of an empty plan, each done or skipped as planned. Outcomes are out of
+/// date if the machine skips a step that ran, or another env built a step that failed here: carrying out the plan
+/// updates them.
 fn is_recorded(record: &Record, plan: &Plan) -> bool {
-    let planned = plan.steps.iter();
-    let planned = planned.map(|step| (&step.name, step.action == Action::Skip));
-    let recorded = record.steps.iter();
-    let recorded = recorded.map(|step| (&step.name, step.outcome == StepOutcome::Skipped));
+    let planned = plan.steps.iter().map(|step| (&step.name, &step.action));
+    let recorded = record.steps.iter().map(|step| {
+        let action = match step.outcome {
+            StepOutcome::Done | StepOutcome::Hit => &Action::Hit,
+            StepOutcome::Skipped => &Action::Skip,
+            StepOutcome::Failed | StepOutcome::Pending => &Action::Run,
+        };
+        (&step.name, action)
+    });
     record.failed.is_none() && planned.eq(recorded)
 }
 

@@ -429,6 +429,14 @@ fn what_there_is_not_is_said() {
         assert_eq!(status.contains("skipped"), is_skipped, "{status}");
         assert!(!status.contains("targets"), "{status}");
     }
+    // The second step was left, but another env has built it.
+    let other = format!("{name}-other");
+    for more in [&["--until", "quiet"][..], &[]] {
+        let up = [&["up", name, "--name", other.as_str()], more].concat();
+        store.rockenv(&up).ok();
+    }
+    let status = store.rockenv(&["status", &other]).ok().text();
+    assert!(!status.contains("not done"), "{status}");
 }
 
 /// A build chooses the names of its files, so they may contain anything.

@@ -272,7 +272,7 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
         let open = |step: &&StepRecord| step.outcome == Step::Pending;
         let done = record.steps.iter().take_while(|step| !open(step));
         let later = record.steps.iter().skip_while(|step| !open(step));
-        let passes = |step: &StepRecord| matches!(step.outcome, Step::Done | Step::Hit);
+        let passes = |step: &StepRecord| step.outcome.is_done();
         let passed = done
             .clone()
             .all(|step| passes(step) || step.outcome == Step::Skipped);
