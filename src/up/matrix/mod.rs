@@ -93,7 +93,7 @@ pub(crate) struct EnvResult {
     pub wall_ms: u64,
     /// Growth of disk usage in bytes.
     pub disk_delta: i64,
-    /// Why it failed or did not run, or which of its steps were skipped for lack of a GPU.
+    /// Why it failed or did not run, or which of its steps were skipped for lack of a GPU or are left after `--until`.
     pub why: Option<String>,
     #[serde(skip)]
     failure: Option<Kind>,
