@@ -29,7 +29,7 @@ const DROPPED: &str = "--drop-capability=CAP_SYS_ADMIN,CAP_DAC_READ_SEARCH,CAP_S
     CAP_IPC_OWNER,CAP_LEASE,CAP_LINUX_IMMUTABLE,CAP_NET_ADMIN,CAP_NET_BROADCAST,CAP_SYS_NICE,CAP_SYS_PTRACE,\
     CAP_SYS_RESOURCE,CAP_SYS_TTY_CONFIG";
 
-/// System calls that Docker and Podman allow. systemd-nspawn ties most of them to capabilities that none of them grants.
+/// System calls that Docker and Podman allow. systemd-nspawn ties most of them to capabilities that no engine grants.
 const ALLOWED: &str = "--system-call-filter=@memlock @pkey adjtimex clock_adjtime modify_ldt ptrace \
     process_vm_readv process_vm_writev";
 
