@@ -7,8 +7,10 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PREFIX ?= /usr/local
 DESTDIR ?=
-# Given to cargo, because a user's own configuration may set another one.
-CARGO_TARGET_DIR ?= target
+# Given to cargo, because a user's own configuration may set another one. An empty one would be the checkout.
+ifeq ($(CARGO_TARGET_DIR),)
+override CARGO_TARGET_DIR := target
+endif
 ROCKENV := $(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/release/rockenv
 
 need-root = [ "$$(id -u)" = 0 ] || { echo 'make $@ needs root: sudo -E env "HOME=$$HOME" "PATH=$$PATH" make $@' >&2; exit 1; }

@@ -267,12 +267,17 @@ fn a_program_that_would_not_be_static_does_not_compile() {
 
 #[test]
 fn make_build_compiles_to_where_make_install_looks() {
-    let mut make = Command::new("make");
-    make.current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env_remove("MAKEFLAGS")
-        .args(["--dry-run", "build", "CARGO_TARGET_DIR=/a target"]);
-    let said = String::from_utf8(make.output().unwrap().stdout).unwrap();
-    assert!(said.contains("--target-dir \"/a target\""), "{said}");
+    // An empty one would be the checkout, which `make clean` would remove.
+    for (given, used) in [("/a target", "/a target"), ("", "target")] {
+        let mut make = Command::new("make");
+        make.current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env_remove("MAKEFLAGS")
+            .args(["--dry-run", "build", "clean"])
+            .arg(format!("CARGO_TARGET_DIR={given}"));
+        let said = run(&mut make);
+        let option = format!("--target-dir \"{used}\"\n");
+        assert_eq!(said.matches(&option).count(), 2, "{said}");
+    }
 }
 
 /// Stands for rockenv, whose `export` has the rights of the user behind sudo.
