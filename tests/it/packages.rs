@@ -43,7 +43,7 @@ rpm --root $root --initdb
 rpm --root $root --install /out/*.rpm
 chroot $root /usr/bin/rockenv --version | grep -Fx "rockenv @VERSION@"
 rpm --root $root --verify rockenv
-[ -e $root/usr/share/doc/rockenv/LICENSE-CRATES ]
+rpm --root $root --query --licensefiles rockenv | grep -Fx /usr/share/licenses/rockenv/LICENSE-CRATES
 rpm --root $root --erase rockenv
 [ -d $root/var/lib/rockenv/envs/mine ]
 [ -z "$(find $root/usr -type f | grep -v /lib/sysimage/)" ]
@@ -83,6 +83,7 @@ dpkg --install /packages/*.deb
 rockenv --version | grep -Fx "rockenv @VERSION@"
 rockenv profile show hip-smoke > /dev/null
 [ -e /usr/share/zsh/vendor-completions/_rockenv ]
+grep -Fqx "==== ring" /usr/share/doc/rockenv/copyright
 size=$(dpkg-deb --contents /packages/*.deb |
     awk '$6 != "./" { size += $1 ~ "^d" ? 1 : int(($3 + 1023) / 1024) } END { print size }')
 [ "$(dpkg-deb --field /packages/*.deb Installed-Size)" = "$size" ]
