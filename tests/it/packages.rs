@@ -157,8 +157,15 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
     // `cargo binstall` downloads the archive by this address, and its suffixes begin with a dot.
     let manifest = fs::read_to_string(directory.join("Cargo.toml")).unwrap();
     let address = manifest.lines().find(|line| line.starts_with("pkg-url"));
-    let address = address.unwrap().replace("{ version }", version);
-    let address = address.replace("{ archive-suffix }", ".tar.zst\n");
+    let mut address = address.unwrap().replace("{ version }", version);
+    for (variable, value) in [
+        ("{ target-arch }", "x86_64"),
+        ("{ target-family }", "linux"),
+        ("{ archive-suffix }", ".tar.zst\n"),
+    ] {
+        assert!(address.contains(variable), "{address}");
+        address = address.replace(variable, value);
+    }
     assert!(
         address.contains(&format!("/{}\n", expected[3])),
         "{address}"
