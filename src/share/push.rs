@@ -400,7 +400,7 @@ impl Pushing<'_> {
         self.sending.set(self.sending.get() - 1);
         let sent = sent?;
         if !there()? {
-            return Err(busy!("it was removed while it was read").help("run the command again"));
+            return Err(busy!("it was removed during the push").help("run the command again"));
         }
         let mut pushed = self.pushed.borrow_mut();
         pushed.sent += 1;
@@ -452,7 +452,7 @@ impl Pushing<'_> {
                 return Err(unavailable!(
                     "tag `{tag}` exists, and the registry does not let it move"
                 )
-                .help("push under another tag, or allow tags to move there"));
+                .help("push under another tag, or let the registry move tags"));
             }
         }
         Ok(())

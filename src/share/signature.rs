@@ -156,7 +156,7 @@ pub(super) async fn sign(
         Tagged::Immutable => Err(unavailable!(
             "the registry does not let tag `{tag}` have another signature"
         )
-        .help("allow tags `sha256-*` to move there")),
+        .help("let the registry move tags `sha256-*`")),
     }
 }
 

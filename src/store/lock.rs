@@ -313,7 +313,7 @@ fn busy(path: &Path, what: &str) -> Error {
         format!(", or `rockenv down {}`", quoted_path(Path::new(env)))
     });
     busy!("{what} is held by {}", holder_named(path)).help(format!(
-        "wait for it, or stop it: Ctrl-C in its terminal{down}"
+        "wait for that command, or stop it with Ctrl-C in its terminal{down}"
     ))
 }
 

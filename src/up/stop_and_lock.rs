@@ -43,7 +43,7 @@ pub(crate) fn stop_and_lock<'a>(
                 let waited = started.elapsed();
                 if waited > PATIENCE {
                     // The error's own help suggests what was just tried.
-                    return Err(error.help("wait for it, then run the command again"));
+                    return Err(error.help("wait for that command, then run this one again"));
                 }
                 let path = lock::env_lock(&store.env_dir(name));
                 wait.tell(&path, &env_named(name))?;

@@ -269,7 +269,7 @@ fn run(name: &str, arguments: &[&std::ffi::OsStr]) -> Result<()> {
 
 fn restore_table(before: Option<&[u8]>, after: &[u8]) -> Result<()> {
     if read_table()?.as_deref() != Some(after) {
-        return Err(busy!("another program changed it in the meantime")
+        return Err(busy!("another program changed {FSTAB} in the meantime")
             .help(format!("remove the line with {} manually", fstab::MARK)));
     }
     match before {

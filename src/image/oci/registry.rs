@@ -242,7 +242,9 @@ impl Registry {
                 self.host,
                 self.name
             )
-            .help("remove it there and push again, or push to another repository")),
+            .help(
+                "remove the blob from the registry and push again, or push to another repository",
+            )),
             // A few registries do not report the size.
             _ => Ok(true),
         }

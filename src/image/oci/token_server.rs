@@ -149,7 +149,7 @@ impl TokenServer {
         let answer = in_time(Body::new(response, "token").whole(MAX_ANSWER)).await?;
         // The parser's own error could quote a token.
         let answer: Answer =
-            serde_json::from_slice(&answer).map_err(|_| invalid!("its answer has none"))?;
+            serde_json::from_slice(&answer).map_err(|_| invalid!("its answer has no token"))?;
         Ok(Some(answer.token))
     }
 }

@@ -482,7 +482,7 @@ fn lock(file: &fs::File) -> Result<()> {
 
 fn busy(partial: &Path) -> Error {
     busy!("another export is writing `{}`", partial.display())
-        .help("wait for it, or choose another name")
+        .help("wait for that export, or choose another name")
 }
 
 fn refusing_overwrite(place: &Path) -> Error {

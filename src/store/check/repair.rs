@@ -466,7 +466,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
         let lock = root.join("lock");
         if is_busy(&lock) {
             return Err(busy!("the store is held by another command")
-                .help("wait for it, or stop it with Ctrl-C in its terminal"));
+                .help("wait for that command, or stop it with Ctrl-C in its terminal"));
         }
         let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::STORE_WAIT)?;
         let method = method_of(root)?;

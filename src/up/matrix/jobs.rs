@@ -125,7 +125,8 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
     });
     if let Some(name) = missing {
         let error = unavailable!("cannot submit the jobs to Slurm: there is no `{name}` here");
-        let help = "run it on a machine of the cluster, or write the script without `--submit`";
+        let help =
+            "run rockenv on a machine of the cluster, or write the script without `--submit`";
         return Err(error.help(help));
     }
     let (mut lines, mut queued, mut answers) = (Vec::new(), None, true);

@@ -538,7 +538,7 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
     let refused = finish("matrix slurm --submit".into(), command);
     insta::assert_snapshot!(store.shown(&refused), @"
     error: cannot submit the jobs to Slurm: there is no `squeue` here
-    help: run it on a machine of the cluster, or write the script without `--submit`
+    help: run rockenv on a machine of the cluster, or write the script without `--submit`
     exit code 4
     ");
     // An array, in the format that `squeue` has for job, task and comment.

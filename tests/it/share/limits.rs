@@ -245,7 +245,7 @@ fn a_tag_that_may_not_move_is_said() {
     push to 127.0.0.1:PORT/team/rocm … SIZE
     error: cannot push to `127.0.0.1:PORT/team/rocm`
       caused by: tag `nightly` exists, and the registry does not let it move
-    help: push under another tag, or allow tags to move there
+    help: push under another tag, or let the registry move tags
     exit code 4
     ");
     // The tags of the steps did not move.
