@@ -399,7 +399,7 @@ mod tests {
             assert!(a + b <= 8, "{a} {b}");
         }
         assert_eq!((a, b), (4, 4));
-        // An env with large jobs and one with small jobs each get an equal share, whichever began first.
+        // An env with large jobs and one with small jobs each get half of the memory, whichever began first.
         let busy = |held, together| EnvSlots {
             together,
             limit: together,

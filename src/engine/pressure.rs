@@ -26,8 +26,7 @@ pub(super) fn level(machine: &MemoryNow, stalled: Option<f64>, groups: &[Limited
     let share = |part: u64, whole: u64| part as f64 * 100.0 / whole.max(1) as f64;
     let taken = machine.total.saturating_sub(machine.available);
     let taken = share(taken, machine.total);
-    // While half of the machine's memory is free, the process that waits may be another program at its own memory
-    // limit.
+    // While more than half of the machine's memory is free, another program may be waiting at its own memory limit.
     let own = stalled.filter(|_| taken < 50.0).unwrap_or(100.0);
     let stalled = machine
         .stalled

@@ -23,7 +23,7 @@ const HOSTED_MEMORY: u64 = 16_000_000_000;
 const HOSTED_DISK: u64 = 14_000_000_000;
 
 /// Returns the label that identifies one of GitHub's own machines: fresh for each job, with sudo, without rockenv. A
-/// runner with the label `self-hosted` is none, even if it also has such a label.
+/// runner with the label `self-hosted` is not one of these, even if it has such a label too.
 pub(crate) fn hosted(labels: &[String]) -> Option<&str> {
     let is_own = |label: &String| label.eq_ignore_ascii_case("self-hosted");
     let mut all = labels.iter().map(String::as_str);

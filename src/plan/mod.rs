@@ -87,8 +87,8 @@ pub(crate) struct Observed {
     pub is_modified: bool,
     /// Whether any build volume of the env has content.
     pub has_volumes: bool,
-    /// Names of incremental steps that only another env ran: the build volumes have no work of these steps, under any
-    /// key.
+    /// Names of incremental steps whose work the build volumes lack under any key, such as steps that only another env
+    /// ran.
     pub lacking: BTreeSet<String>,
     /// Whether files of changed sources may be older than the objects that were built before the change.
     pub has_older_sources: bool,

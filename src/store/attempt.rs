@@ -170,8 +170,8 @@ impl LockedEnv<'_> {
     }
 
     /// Records that a step begins, and whether it sees build volumes. If the machine restarted before the files of the
-    /// last step with build volumes were known to be on disk, ninja runs its last commands again: after a power
-    /// failure, their outputs may exist without content.
+    /// last step with build volumes were known to be on disk, makes ninja run its last commands again: after a
+    /// power failure, their outputs may exist without content.
     pub(super) fn begin_run(&self, sees_volumes: bool) -> Result<()> {
         let (running, record) = (self.directory.join(RUNNING), self.known_record()?);
         if record.head.volumes.is_empty() {
@@ -235,7 +235,7 @@ mod tests {
         let text = "# ninja log v5\n0\t7\t1\ta\taa\n0\t900000\t1\tb\tbb\n";
         let running = env.directory().join(RUNNING);
         let own = boot_id();
-        // A step without build volumes does not replace the record of the step before it.
+        // A step without build volumes writes no record, and keeps that of a step before it in the same boot.
         for (sees_volumes, before, left, after) in [
             (true, None, 3, Some(own.as_str())),
             (true, Some(own.as_str()), 3, Some(own.as_str())),

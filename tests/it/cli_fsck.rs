@@ -209,7 +209,7 @@ impl Lab {
         [text, mended]
     }
 
-    /// Does the same, and expects these words in the report. Returns the output of the repair.
+    /// Does the same as `mends`, and expects `words` in the report. Returns the output of the repair.
     fn finds_and_mends(&self, words: &[&str]) -> String {
         let [text, mended] = self.mends();
         for word in words {

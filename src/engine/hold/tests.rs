@@ -23,7 +23,7 @@ fn a_container_record_in_a_copied_store_belongs_to_the_first_store() {
         ContainerRecord::parse(&run(store), &text).is_some()
     };
     assert!(!is_of(&run("first"), "copy"));
-    // The path of the same store through a link, such as a bind mount.
+    // Another path to the same store, as through a bind mount.
     assert!(is_of(&run("first"), "link"));
     // The recorded path is missing because the store was moved, or because an older version recorded none.
     assert!(is_of(&run("missing"), "copy"));

@@ -31,7 +31,7 @@ pub(crate) const WHITEOUT: &[u8] = b".wh.";
 const AUFS: &[u8] = b".wh..wh.";
 pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// The target that a layer is extracted onto.
+/// The kind of directory that a layer is extracted into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Onto {
     /// An empty directory. The lowest layer has nothing to delete.

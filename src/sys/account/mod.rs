@@ -176,8 +176,8 @@ pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBu
     }
 }
 
-/// Returns the groups of a user according to `/etc/passwd` and `/etc/group`, or NSS for a user who is not in these
-/// files. In a user namespace, only `gid` counts, because ids in these files are those of other groups there.
+/// Returns the groups of a user according to `/etc/passwd` and `/etc/group`, and to NSS if the user is not in
+/// `/etc/passwd`. In a user namespace, returns only `gid`, because the ids in these files mean other groups there.
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let mut groups = vec![gid];
     let line = userns::is_root().then(|| passwd_line(uid)).flatten();

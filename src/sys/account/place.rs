@@ -128,7 +128,7 @@ impl<'a> FilePlace<'a> {
             let (at, replace) = (self.parent.as_fd(), existing == Existing::Replace);
             match self.rights.rename(at, &part, &self.name, replace) {
                 Err(Errno::EEXIST) => Err(self.exists("")),
-                // In a directory with the sticky bit, only the old file's owner can replace it.
+                // In a directory with the sticky bit, the user cannot replace another user's file.
                 other => other.map_err(|errno| self.refused(errno)),
             }
         };

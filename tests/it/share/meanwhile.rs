@@ -54,7 +54,7 @@ impl Pushed {
         });
         let mut command = self.two.other.command(&["up", &self.name, "--pull"]);
         command.env("ROCKENV_REGISTRY", proxy.repository());
-        // The other commands may take longer than the default timeout of a slow server.
+        // The other commands may take longer than the minute for which a server may be slow by default.
         command.env("ROCKENV_HTTP_TIMEOUT", "600s");
         (Background::start(command), go)
     }
