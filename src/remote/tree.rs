@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::tree;
 use fs_err as fs;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, RenameFlags, readlinkat, renameat2};
@@ -78,7 +79,7 @@ impl Tree {
             Err(Errno::ENOENT) => return Ok(Seen::Absent),
             other => other.context(cannot)?,
         };
-        let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
+        let kind = beneath::kind(&stat);
         let state = |kind, size, sha256: [u8; 32]| {
             let sha256 = hex::encode(sha256);
             Seen::Is { kind, size, sha256 }
@@ -119,17 +120,8 @@ impl Tree {
 
     /// Lists all entries below the directory `below`, except directories.
     pub(crate) fn leaves(&self, below: &Path) -> Result<Vec<PathBuf>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(self.path.join(below))? {
-            let entry = entry?;
-            let name = below.join(entry.file_name());
-            match entry.file_type()?.is_dir() {
-                true => found.extend(self.leaves(&name)?),
-                false => found.push(name),
-            }
-        }
-        found.sort();
-        Ok(found)
+        let leaves = tree::leaves(&self.path.join(below))?.into_iter();
+        Ok(leaves.map(|(path, _)| below.join(path)).collect())
     }
 
     /// Moves the entry at `below` to `name` in another tree on the same file system. Returns false if that name is

@@ -27,6 +27,7 @@ pub(crate) mod xattr;
 pub(crate) mod xfs;
 
 use std::fmt;
+use std::fs::FileType;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -165,6 +166,23 @@ pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<u64> {
 /// Returns whether a tree is there, and not just an empty directory that a snapshot of the store has in its place.
 pub(crate) fn is_there(path: &Path) -> Result<bool> {
     Ok(exists(path)? && !btrfs::is_placeholder(path)?)
+}
+
+/// Returns everything below a directory except directories, with its type, sorted by path relative to the directory.
+pub(crate) fn leaves(top: &Path) -> Result<Vec<(PathBuf, FileType)>> {
+    let (mut found, mut left) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(directory) = left.pop() {
+        for entry in fs_err::read_dir(top.join(&directory))? {
+            let entry = entry?;
+            let (path, kind) = (directory.join(entry.file_name()), entry.file_type()?);
+            match kind.is_dir() {
+                true => left.push(path),
+                false => found.push((path, kind)),
+            }
+        }
+    }
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(found)
 }
 
 #[cfg(test)]

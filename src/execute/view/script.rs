@@ -17,7 +17,7 @@ use crate::profile::hook::{Hook, HookChange, HookChanges, Script};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::name::StepName;
 use crate::sys::shell::quoted;
-use crate::tree::{file, overlay};
+use crate::tree::{self, file, overlay};
 
 impl Execution<'_, '_> {
     /// Runs a hook's script in a container like the step's, with `shown` in place of the volume.
@@ -145,11 +145,12 @@ type FileIdentities = BTreeMap<PathBuf, (u64, i64, i64)>;
 
 /// Lists the files of a directory that no process writes to meanwhile.
 pub(super) fn identities(top: &Path) -> Result<FileIdentities> {
-    let identity = |path: PathBuf| {
+    let identity = |(path, _): (PathBuf, _)| {
         let stat = fs::symlink_metadata(top.join(&path))?;
         Ok((path, (stat.ino(), stat.ctime(), stat.ctime_nsec())))
     };
-    files(top)?.into_iter().map(identity).collect()
+    let leaves = tree::leaves(top)?.into_iter();
+    leaves.map(identity).collect()
 }
 
 /// Returns the files that are in one list only, or differ.
@@ -193,7 +194,8 @@ pub(super) fn changed_in(layer: &Path, below: &[PathBuf], at: &Path) -> Result<B
             let was = at.join(&path);
             match fs::symlink_metadata(&was) {
                 Ok(stat) if stat.is_dir() => {
-                    gone.extend(files(&was)?.iter().map(|below| path.join(below)));
+                    let leaves = tree::leaves(&was)?.into_iter();
+                    gone.extend(leaves.map(|(below, _)| path.join(below)));
                 }
                 Ok(_) => drop(gone.insert(path)),
                 // A directory that is new.
@@ -204,21 +206,5 @@ pub(super) fn changed_in(layer: &Path, below: &[PathBuf], at: &Path) -> Result<B
         Ok(gone)
     })??;
     found.extend(gone);
-    Ok(found)
-}
-
-/// Lists everything below a directory except directories, by paths relative to it.
-fn files(top: &Path) -> Result<Vec<PathBuf>> {
-    let (mut found, mut left) = (Vec::new(), vec![PathBuf::new()]);
-    while let Some(directory) = left.pop() {
-        for entry in fs::read_dir(top.join(&directory))? {
-            let entry = entry?;
-            let path = directory.join(entry.file_name());
-            match entry.file_type()?.is_dir() {
-                true => left.push(path),
-                false => found.push(path),
-            }
-        }
-    }
     Ok(found)
 }

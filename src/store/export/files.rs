@@ -15,6 +15,7 @@ use crate::sys::account::{self, Existing, caller};
 use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::leaves;
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer as tree;
 use crate::tree::writer::Writer;
@@ -68,25 +69,12 @@ fn not_for_a_manifest(path: &Path) -> Error {
 
 /// Returns the paths of the regular files below a directory, sorted by component; refuses anything else.
 pub(crate) fn regular(directory: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    walk(directory, Path::new(""), &mut found)?;
-    Ok(found)
-}
-
-fn walk(directory: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-    let mut entries = fs::read_dir(directory.join(below))?.collect::<std::io::Result<Vec<_>>>()?;
-    entries.sort_by_key(fs_err::DirEntry::file_name);
-    for entry in entries {
-        let (name, kind) = (below.join(entry.file_name()), entry.file_type()?);
-        if kind.is_dir() {
-            walk(directory, &name, found)?;
-        } else if kind.is_file() {
-            found.push(name);
-        } else {
-            return Err(not_for_a_manifest(&directory.join(&name)));
-        }
-    }
-    Ok(())
+    let leaves = leaves(directory)?.into_iter();
+    let regular = leaves.map(|(path, kind)| match kind.is_file() {
+        true => Ok(path),
+        false => Err(not_for_a_manifest(&directory.join(path))),
+    });
+    regular.collect()
 }
 
 /// Returns the name of a path in a manifest; refuses one that is not UTF-8.
