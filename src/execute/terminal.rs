@@ -14,6 +14,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply, Then};
+use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::{self, STOP, Signals};
 
@@ -159,8 +160,7 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
     ];
     let mut ends = Vec::new();
     for (number, fd) in own.into_iter().enumerate() {
-        let kind = SFlag::from_bits_truncate(fstat(&fd)?.st_mode) & SFlag::S_IFMT;
-        if kind == SFlag::S_IFDIR {
+        if beneath::kind(&fstat(&fd)?) == SFlag::S_IFDIR {
             // A host directory inside would be a way out of the container.
             return Err(usage!("standard input or output is a directory")
                 .help("rockenv exec ENV -- CMD </dev/null"));

@@ -8,7 +8,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
 
@@ -171,10 +170,7 @@ pub(crate) fn read(directories: &[Directory], path: &Path, most: u64) -> Result<
 
 /// Reads at most `most` bytes of a regular file; `None` if it is not one. Opens no device: that may have effects.
 pub(crate) fn open(path: &Path, most: u64) -> Result<Option<FileRead>> {
-    let found = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_PATH.bits())
-        .open(path)?;
+    let found = beneath::open_file(path, OFlag::O_PATH)?;
     let opened = beneath::open_regular(found.into_file().into(), OFlag::O_RDONLY)
         .context(|| format!("cannot read `{}`", path.display()))?;
     let file = fs::File::from_parts(opened.into(), path);

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::KFD;
 use crate::rocm::gpu::Device;
+use crate::sys::beneath;
 use crate::sys::error::Result;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,18 +129,15 @@ struct Who {
 /// Tries one node. `expected` is its number on the host.
 pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
     // `fs_err` loses the errno.
-    let node = nix::sys::stat::stat(path).map(|found| {
-        let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
-        Node {
-            device: kind == SFlag::S_IFCHR,
-            number: (
-                nix::sys::stat::major(found.st_rdev),
-                nix::sys::stat::minor(found.st_rdev),
-            ),
-            uid: found.st_uid,
-            gid: found.st_gid,
-            mode: found.st_mode & 0o7777,
-        }
+    let node = nix::sys::stat::stat(path).map(|found| Node {
+        device: beneath::kind(&found) == SFlag::S_IFCHR,
+        number: (
+            nix::sys::stat::major(found.st_rdev),
+            nix::sys::stat::minor(found.st_rdev),
+        ),
+        uid: found.st_uid,
+        gid: found.st_gid,
+        mode: found.st_mode & 0o7777,
     });
     let mut attempt = Attempt {
         expected,

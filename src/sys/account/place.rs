@@ -6,7 +6,6 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::Mode;
@@ -186,10 +185,7 @@ impl<'a> FilePlace<'a> {
 /// user's rights are tried too.
 pub(crate) fn open(path: &Path) -> std::io::Result<fs::File> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-    let opened = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path);
+    let opened = beneath::open_file(path, flags);
     let rights = super::caller();
     match opened {
         Err(error)
