@@ -107,25 +107,6 @@ fn a_wrong_name_is_answered_with_the_right_ones() {
 }
 
 #[test]
-fn a_card_beside_a_gpu_in_the_processor() {
-    let (_root, machine) = known("7900xtx-igpu");
-    assert_eq!(
-        shown(&machine),
-        [
-            "0 0000:03:00.0 (gfx1100, renderD129) None 96",
-            "1 0000:15:00.0 (gfx1036, renderD128) None 2"
-        ]
-    );
-    // Only the target decides, not the order or the number of the node.
-    assert_eq!(taken(&machine, "auto", &["gfx1100"]), "renderD129");
-    assert_eq!(taken(&machine, "auto", &["gfx1036"]), "renderD128");
-    let error = machine.target(named).unwrap_err();
-    assert_eq!(error.kind(), Kind::Usage);
-    assert_has!(error.message(), "gfx1036, gfx1100");
-    assert_eq!(error.help_text(), Some("rockenv lock gfx1100"));
-}
-
-#[test]
 fn a_gpu_that_no_target_fits_is_named() {
     let unknown = |name: &str, version| machine(&text(name).replace(version, "100307"));
     let (_root, machine) = unknown("780m", "110003");
