@@ -12,20 +12,23 @@ use crate::plan::{Action, Plan};
 use crate::profile::Access;
 use crate::store::Store;
 use crate::store::results::{self, BlockedResult, OutputBefore, StepResults};
+use crate::sys::beneath;
 use crate::sys::error::{Kind, Result};
 use crate::sys::name::StepName;
 use crate::tree::listing::Listing;
 
 impl Execution<'_, '_> {
-    /// Lists the output volumes that a step can write to, without the files that its unfinished runs left there.
+    /// Lists the output volumes that a step can write to, without the files that its unfinished runs left there. Makes
+    /// missing directories, so that it is known which ones the step writes to.
     pub(super) fn outputs_before(&self, step: &Step) -> Result<Vec<OutputBefore>> {
         let volumes = results::outputs(self.spec);
         let written = volumes
             .filter(|volume| volume.access != Access::Ro && step.volumes.contains(&volume.name));
         let before = written.map(|volume| {
-            let directory = self.store.output_dir(self.spec, volume)?;
+            let directory = self.container_context().directory_of(volume)?;
             Ok(OutputBefore {
                 volume: volume.name.clone(),
+                opened: beneath::open_path(&directory)?,
                 in_store: volume.source == VolumeSource::Store,
                 listing: Listing::of(&directory)?,
                 unsure: BTreeSet::new(),
@@ -45,9 +48,9 @@ impl Execution<'_, '_> {
 
     /// Refuses files in output volumes that no snapshot can hold.
     pub(super) fn refuse_special(&self, before: &[OutputBefore]) -> Result<()> {
-        before.iter().try_for_each(|before| {
-            results::refuse_special(&before.listing, &self.directory_of(before)?)
-        })
+        before
+            .iter()
+            .try_for_each(|before| results::refuse_special(before, &self.directory_of(before)?))
     }
 
     /// Records the files that a failed or interrupted step left in output volumes. If it is resumed, they are its

@@ -4,15 +4,17 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use nix::sys::stat::fstat;
 use serde::{Deserialize, Serialize};
 
 use super::{OutputBefore, ResultState, compare};
 use crate::store::export;
 use crate::sys::atomic;
-use crate::sys::error::{Result, ResultExt as _, exists};
+use crate::sys::error::{Result, ResultExt as _, exists, if_exists};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
@@ -193,14 +195,17 @@ impl StepResults {
 }
 
 /// Refuses files that no snapshot can hold, if a step added them to an output volume. `before` is its earlier state.
-/// Also refuses a volume that was removed: the step's results are lost, and its snapshot would have none.
-pub(crate) fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
-    if !exists(output)? {
+/// Also refuses a volume that was removed, or replaced by another directory: the step's results are not there, and its
+/// snapshot would have none.
+pub(crate) fn refuse_special(before: &OutputBefore, output: &Path) -> Result<()> {
+    let written = fstat(&before.opened)?;
+    let now = if_exists(fs::metadata(output))?;
+    if now.is_none_or(|now| (now.dev(), now.ino()) != (written.st_dev, written.st_ino)) {
         let output = output.display();
         let lost = format!("`{output}` was removed or renamed while the step ran");
         return Err(step_failed!("{lost}, with the step's results"));
     }
-    for (path, entry) in Listing::of(output)?.since(before).entries {
+    for (path, entry) in Listing::of(output)?.since(&before.listing).entries {
         if let Content::Special(_) = entry.content {
             let (path, kind) = (output.join(path), entry.content.name());
             let is = format!("`{}` is {kind}", path.display());

@@ -8,6 +8,7 @@ use fs_err as fs;
 
 use super::*;
 use crate::sys::account::Existing;
+use crate::sys::beneath;
 use crate::tree::file;
 
 #[test]
@@ -20,6 +21,7 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     }
     let before = OutputBefore {
         volume: "out".to_owned(),
+        opened: beneath::open_path(out).unwrap(),
         in_store: true,
         listing: Listing::of(out).unwrap(),
         unsure: BTreeSet::new(),

@@ -2,6 +2,7 @@
 //! They are results of a resumed step too, although they existed before its last run.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -16,10 +17,12 @@ use crate::tree::listing::{Listing, Marks, Paths};
 const UNFINISHED: &str = "unfinished.json";
 
 /// An output volume before a step ran.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct OutputBefore {
     /// Its name.
     pub volume: String,
+    /// Its directory. While it is open, no other directory gets its inode number.
+    pub opened: OwnedFd,
     /// Whether it is in the store, where results of the env's other builds were moved aside.
     pub in_store: bool,
     /// Its content, without what earlier runs of the step left.

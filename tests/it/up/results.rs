@@ -112,17 +112,22 @@ fn a_step_whose_output_was_renamed_meanwhile_gets_no_snapshot() {
          run = 'touch /o/began; while test -e /o/began; do sleep 0.02; done; echo 1 > /o/r'\n",
     );
     let env = store.env();
-    let up = store.start(&["up", env]);
-    let [now, renamed] = ["o", "renamed"].map(|name| out(&store, env).join(name));
-    wait_until("the step does not run", || now.join("began").exists());
-    fs::rename(&now, &renamed).unwrap();
-    fs::remove_file(renamed.join("began")).unwrap();
-    up.wait()
-        .exits(5)
-        .says(&["was removed or renamed while the step ran"]);
-    assert_eq!(fs::read_to_string(renamed.join("r")).unwrap(), "1\n");
-    let layers = fs::read_dir(store.home().join("layers")).unwrap();
-    assert_eq!(layers.count(), 0);
+    for to in ["renamed", "renamed-and-made-again"] {
+        let up = store.start(&["up", env]);
+        let [now, renamed] = ["o", to].map(|name| out(&store, env).join(name));
+        wait_until("the step does not run", || now.join("began").exists());
+        fs::rename(&now, &renamed).unwrap();
+        if to != "renamed" {
+            fs::create_dir(&now).unwrap();
+        }
+        fs::remove_file(renamed.join("began")).unwrap();
+        up.wait()
+            .exits(5)
+            .says(&["was removed or renamed while the step ran"]);
+        assert_eq!(fs::read_to_string(renamed.join("r")).unwrap(), "1\n");
+        let layers = fs::read_dir(store.home().join("layers")).unwrap();
+        assert_eq!(layers.count(), 0);
+    }
 }
 
 #[test]
