@@ -2,7 +2,7 @@
 //! steps that need not run are put into the env's output, where later steps and users look for them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Execution;
 use crate::plan::ids::{EnvName, LayerId, TreeId};
@@ -16,6 +16,7 @@ use crate::sys::beneath;
 use crate::sys::error::{Kind, Result};
 use crate::sys::name::StepName;
 use crate::tree::listing::Listing;
+use crate::tree::writer::{self, Writer};
 
 impl Execution<'_, '_> {
     /// Lists the output volumes that a step can write to, without the files that its unfinished runs left there. Makes
@@ -26,11 +27,16 @@ impl Execution<'_, '_> {
             .filter(|volume| volume.access != Access::Ro && step.volumes.contains(&volume.name));
         let before = written.map(|volume| {
             let directory = self.container_context().directory_of(volume)?;
+            let in_store = volume.source == VolumeSource::Store;
+            let listing = Listing::of(&directory)?;
+            if in_store {
+                remove_unfinished(&directory, &listing)?;
+            }
             Ok(OutputBefore {
                 volume: volume.name.clone(),
                 opened: beneath::open_path(&directory)?,
-                in_store: volume.source == VolumeSource::Store,
-                listing: Listing::of(&directory)?,
+                in_store,
+                listing,
                 unsure: BTreeSet::new(),
             })
         });
@@ -169,6 +175,17 @@ impl Execution<'_, '_> {
     }
 }
 
+/// Removes the unfinished copies that a killed command left in an output volume of the store. To a user's directory,
+/// another env may be copying at this moment.
+fn remove_unfinished(directory: &Path, listing: &Listing) -> Result<()> {
+    let mut writer = Writer::open(directory, false)?;
+    let mut entries = listing.entries.iter();
+    entries.try_for_each(|(path, entry)| match writer::is_unfinished(path, entry) {
+        true => writer.remove(path, false),
+        false => Ok(()),
+    })
+}
+
 /// Results that a plan leaves as they are, because other files are in their place.
 #[derive(Debug, Default)]
 pub(crate) struct BlockedResults {
@@ -244,4 +261,28 @@ fn top<'a>(plan: &'a Plan, record: Option<&'a Record>) -> Option<&'a LayerId> {
 fn runs<'a>(plan: &'a Plan, spec: &'a Spec) -> impl Iterator<Item = &'a Step> {
     let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
     runs.filter_map(|step| spec.step(&step.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfinished_copies_are_removed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let names = [
+            ".rockenv-0123456789abcde",
+            ".rockenv-0123456789abcdef",
+            ".rockenv-mine",
+        ];
+        for name in names {
+            fs_err::write(path.join(name), "").unwrap();
+        }
+        fs_err::create_dir(path.join(".rockenv-fedcba9876543210")).unwrap();
+        remove_unfinished(path, &Listing::of(path).unwrap()).unwrap();
+        let left = Listing::of(path).unwrap().entries.into_keys();
+        let wanted = [names[0], ".rockenv-fedcba9876543210", names[2]];
+        assert_eq!(left.collect::<Vec<_>>(), wanted.map(PathBuf::from));
+    }
 }

@@ -12,6 +12,7 @@ use nix::fcntl::{OFlag, readlinkat};
 use nix::sys::stat::{FileStat, SFlag, fstat};
 use serde::{Deserialize, Serialize};
 
+use super::writer;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _, exists};
 
@@ -177,9 +178,12 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Returns the entries that are new or were written to since.
+    /// Returns the entries that are new or were written to since, without unfinished ones.
     pub fn since(mut self, before: &Self) -> Self {
         self.entries.retain(|path, entry| {
+            if writer::is_unfinished(path, entry) {
+                return false;
+            }
             let old = before.entries.get(path);
             if let (Content::Directory { existed }, Some(old)) = (&mut entry.content, old) {
                 *existed = old.is_directory() && old.mode == entry.mode;

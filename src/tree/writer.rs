@@ -2,7 +2,7 @@
 //! each entry atomically.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -21,6 +21,17 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// The mode of a missing parent directory.
 const PARENT: u32 = 0o755;
+
+/// Prefix of the temporary names of entries.
+const TEMPORARY: &str = ".rockenv-";
+
+/// Returns whether an entry has the temporary name of an unfinished one, which a killed command leaves.
+pub(crate) fn is_unfinished(path: &Path, entry: &ListingEntry) -> bool {
+    let name = path.file_name().and_then(OsStr::to_str);
+    let id = name.and_then(|name| name.strip_prefix(TEMPORARY));
+    let is_id = |id: &str| id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    !entry.is_directory() && id.is_some_and(is_id)
+}
 
 /// Writes entries below one directory, without the set-user-ID, set-group-ID and sticky bits.
 #[derive(Debug)]
@@ -203,7 +214,7 @@ impl Writer {
         let (parent, name) = split(path).map_err(|_| Errno::EINVAL)?;
         let parent = self.make(parent, PARENT)?;
         // A parallel command may write the same entry.
-        let part = format!(".rockenv-{:016x}", RandomState::new().hash_one(0));
+        let part = format!("{TEMPORARY}{:016x}", RandomState::new().hash_one(0));
         let part = CString::new(part).map_err(|_| Errno::EINVAL)?;
         let at = parent.as_fd();
         let outcome = make(self, at, &part).and_then(|()| {

@@ -43,6 +43,8 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     fs::hard_link(out.join("sub/new"), out.join("also")).unwrap();
     fs::create_dir(out.join("empty")).unwrap();
     symlink("/etc/passwd", out.join("link")).unwrap();
+    // An export was killed while it copied this file.
+    fs::write(out.join(".rockenv-0123456789abcdef"), "hal").unwrap();
     let written = left.keep(results, out, now(), &before, &earlier);
     assert_eq!(written.unwrap(), None);
     left.write(results).unwrap();
