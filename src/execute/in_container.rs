@@ -426,6 +426,9 @@ mod tests {
         );
         let link = to.join("item/lib/a b -> c");
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("a.so"));
+        // The user's own mode stays.
+        let mode = std::fs::Permissions::from_mode(0o640);
+        fs::set_permissions(to.join(MANIFEST), mode).unwrap();
         let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
         assert_has!(text, "# item/lib/a\\x20b\\x20->\\x20c -> a.so\n");
         // A link that an export left is replaced; others are not.
@@ -440,6 +443,7 @@ mod tests {
         fs::remove_file(&link).unwrap();
         fs::write(from.join("lib/a.so"), "code 2").unwrap();
         export(&arguments).unwrap();
+        assert_eq!(out("../SHA256SUMS").mode() & 0o777, 0o640);
         check_sums(&to);
         for (name, text) in [("item/lib/a.so", "code 2"), ("kept", "the user's own")] {
             assert_eq!(fs::read_to_string(to.join(name)).unwrap(), text);

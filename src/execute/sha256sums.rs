@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -15,6 +14,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::store::export;
+use crate::sys::account::{Existing, FilePlace, Rights};
 use crate::sys::checksum;
 use crate::sys::error::{Result, if_exists};
 use crate::tree::listing;
@@ -217,9 +217,8 @@ impl Manifest {
     }
 
     /// Writes the manifest. Lines of this export replace old lines of the same files. Lines of exported files that are
-    /// gone are left out. Other lines stay, as do those that another program added since.
+    /// gone are left out. Other lines stay, as do those that another program added since, and the file's mode.
     pub(super) fn write(self, target: &Path) -> Result<()> {
-        let path = target.join(MANIFEST);
         let mut now = Self::read(target)?;
         // This export has replaced such a file.
         let is_old = |line: &[u8]| {
@@ -235,8 +234,6 @@ impl Manifest {
         let left = left.flat_map(|(name, left)| left.iter().map(|left| left.line(name)));
         let left: Vec<_> = left.collect();
         let text = [others.concat(), marked(&left)].concat();
-        crate::sys::atomic::write(&path, &text)?;
-        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
-        Ok(())
+        FilePlace::new(&Rights::Own, &target.join(MANIFEST))?.put(&text, Existing::Replace)
     }
 }
