@@ -13,7 +13,7 @@ use crate::sys::host::is_variable_name;
 pub(crate) struct Calls {
     /// The command line that wrote the pipeline.
     pub written_by: String,
-    /// The rockenv command, including a prefix such as `sudo -E`.
+    /// The rockenv command, including a prefix such as `sudo`.
     pub rockenv: String,
     /// The rockenv command on GitHub's own machines, if it differs.
     pub on_hosted: Option<String>,

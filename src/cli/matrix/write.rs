@@ -1,6 +1,7 @@
 //! Owns `matrix json`, `github` and the others: writes the jobs for several envs in the format of a CI system or
 //! scheduler.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -16,7 +17,10 @@ use crate::matrix::kubernetes::{self, Cluster};
 use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, quote, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, gitlab};
+use crate::plan::resolve::DEFAULT_PROFILE;
+use crate::profile;
 use crate::share::Repository;
+use crate::store::config::variables;
 use crate::sys::error::Result;
 use crate::sys::host::Host;
 use crate::sys::shell::quoted;
@@ -28,6 +32,24 @@ use crate::up::request::WHAT;
 
 /// The action that installs this version of rockenv.
 const THIS: &str = concat!("rockenv/rockenv@v", env!("CARGO_PKG_VERSION"));
+
+/// Variables without the prefix `ROCKENV_` that rockenv reads as root in a job on GitHub's own runners.
+const FOR_ROOT: [&str; 14] = [
+    "CI",
+    "CONTAINER_HOST",
+    "COSIGN_PASSWORD",
+    "DOCKER_HOST",
+    "GITHUB_ACTIONS",
+    "GITHUB_STEP_SUMMARY",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "REGISTRY_AUTH_FILE",
+    "TMPDIR",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+];
 
 const MACHINES: &str = "Machines";
 const JOBS: &str = "Jobs";
@@ -68,7 +90,7 @@ pub struct JsonArgs {
 /// How jobs call rockenv.
 #[derive(Debug, Args)]
 pub(super) struct Call {
-    /// Command that starts rockenv in a job [default: `rockenv`; `sudo -E rockenv` on GitHub's own runners]
+    /// Command that starts rockenv in a job [default: `rockenv`; with `sudo` on GitHub's own runners]
     #[arg(long, value_name = "COMMAND", value_parser = NonEmpty::new(), help_heading = JOBS)]
     rockenv: Option<String>,
     /// Shell command to run at the start of each script of a job, such as one that installs rockenv
@@ -217,15 +239,14 @@ impl Call {
         let arguments: Vec<String> = std::iter::once("rockenv".to_owned())
             .chain(arguments)
             .collect();
-        let given = self.rockenv.as_deref();
-        let mut rockenv = given.unwrap_or("rockenv").to_owned();
+        let mut rockenv = self.rockenv.clone().unwrap_or_else(|| "rockenv".to_owned());
         if let Some(home) = home {
             rockenv = format!("{rockenv} --home {}", quote(&home.to_string_lossy()));
         }
         Calls {
             written_by: words(&arguments),
             rockenv,
-            on_hosted: given.is_none().then(|| "sudo -E rockenv".to_owned()),
+            on_hosted: None,
             setup: self.setup.clone(),
             secrets: self.secrets.clone(),
             options: self.options.clone(),
@@ -314,16 +335,34 @@ impl PipelineArgs {
             true => Share::Store,
             false => Share::Nothing,
         };
+        let mut calls = self.call.calls(None);
+        if self.call.rockenv.is_none() {
+            calls.on_hosted = Some(as_root(cx, &cells)?);
+        }
         let request = PipelineRequest {
             cells: &cells,
             runners: &runners,
             gpu: NEEDED,
-            calls: self.call.calls(None),
+            calls,
             share: self.call.share(share)?,
             longest_first: false,
         };
         jobs::pipeline(cx, request)
     }
+}
+
+/// Returns the command on GitHub's own runners. Root gets the variables that rockenv or a profile reads, and no other
+/// secret of the job.
+fn as_root(cx: &Context, cells: &[Cell]) -> Result<String> {
+    let own = variables().map(|(name, _)| name);
+    let own = own.filter(|name| name.starts_with("ROCKENV_"));
+    let mut names: BTreeSet<String> = own.chain(FOR_ROOT).map(str::to_owned).collect();
+    for cell in cells {
+        let name = cell.profile.as_deref().unwrap_or(DEFAULT_PROFILE);
+        names.extend(profile::load(&cx.config.profile_dirs, name)?.env_from_host);
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    Ok(format!("sudo --preserve-env={} rockenv", names.join(",")))
 }
 
 fn runners(path: Option<&Path>, without_file: fn() -> Runners) -> Result<Runners> {

@@ -8,7 +8,7 @@ use fs_err as fs;
 use rockenv::testing::Store;
 use serde_json::Value;
 
-use super::project;
+use super::{STEPS, project};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::python::{check_schema, check_workflow, yaml};
@@ -77,7 +77,7 @@ fn machines_of_one_s_own_keep_their_rockenv() {
                 .flat_map(str::lines)
                 .filter(|line| line.contains("rockenv "))
             {
-                assert_eq!(line.contains("sudo -E rockenv"), hosted, "{line}");
+                assert_eq!(line.contains("sudo "), hosted, "{line}");
             }
         }
     }
@@ -86,25 +86,25 @@ fn machines_of_one_s_own_keep_their_rockenv() {
 #[test]
 fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
     let store = TestStore::new();
-    project(&store);
-    let hosted = workflow(&store, &[]);
+    let steps_of_project = STEPS.replace("OUT", &store.runs().display().to_string());
+    store.profile(&format!("env-from-host = ['MY_TOKEN']{steps_of_project}"));
+    let hosted = workflow(&store, &["--secret", "TOKEN=GITHUB_TOKEN"]);
     let [_, install, build, clean] = steps(&hosted) else {
         panic!("{hosted:#}");
     };
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(install["uses"], format!("rockenv/rockenv@v{version}"));
-    assert!(
-        build["run"]
-            .as_str()
-            .unwrap()
-            .contains("sudo -E rockenv -v up")
-    );
-    assert!(
-        clean["run"]
-            .as_str()
-            .unwrap()
-            .contains("sudo -E rockenv --yes gc")
-    );
+    // Root gets the variables that rockenv and the profile read, and no other.
+    for (step, call) in [(build, "-v up"), (clean, "--yes gc")] {
+        let run = step["run"].as_str().unwrap();
+        let (before, _) = run.split_once(&format!(" rockenv {call}")).unwrap();
+        let (_, names) = before.rsplit_once("sudo --preserve-env=").unwrap();
+        let names: Vec<&str> = names.split(',').collect();
+        for name in ["ROCKENV_TRUSTED_DIRS", "GITHUB_STEP_SUMMARY", "MY_TOKEN"] {
+            assert!(names.contains(&name), "{names:?}");
+        }
+        assert!(!names.contains(&"TOKEN"), "{names:?}");
+    }
     // With a set-up command, the action is not needed. `--action` selects another one.
     let own = workflow(&store, &["--setup", "./install"]);
     assert_eq!(steps(&own).len(), 3, "{own:#}");
