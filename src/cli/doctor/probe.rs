@@ -1,7 +1,11 @@
 //! Owns gathering the facts that `examine` judges. Probing changes nothing and leaves nothing behind.
 
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use fs_err as fs;
 
@@ -13,13 +17,18 @@ use crate::engine::hold::ContainerRecord;
 use crate::plan::ids::EnvName;
 use crate::plan::resolve::Engine;
 use crate::rocm::gpu;
+use crate::rocm::gpu::probe::Finding;
 use crate::store::config::Config;
 use crate::store::{Store, lock};
 use crate::sys::error::Error;
 use crate::sys::host::{Host, free_space};
 use crate::sys::process::Program;
+use crate::sys::readable::readable;
 use crate::sys::userns;
 use crate::tree;
+
+/// How long a driver may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Facts {
     /// Probes the machine. The configuration determines the store's path.
@@ -177,23 +186,63 @@ fn leftovers(store: &Store) -> Vec<EnvName> {
 impl GpuFacts {
     /// Opens every node of the machine's GPUs as the current user.
     fn probe(machine: gpu::Machine) -> Self {
-        let nodes = gpu::all_devices(&machine)
-            .into_iter()
-            .map(|device| {
-                let outside = device.source.to_string_lossy().into_owned();
-                Node {
-                    finding: gpu::probe::examine(&outside, None),
-                    device,
-                }
-            })
-            .collect();
-        Self { machine, nodes }
+        let nodes = gpu::all_devices(&machine).into_iter().map(|device| {
+            let outside = device.source.to_string_lossy().into_owned();
+            let mut command = Command::new("/proc/self/exe");
+            let number = format!("{outside}={}:{}", device.major, device.minor);
+            let findings = answer(command.args(["__probe-gpu", &number]), PATIENCE);
+            let finding = match findings {
+                Ok(findings) => findings.into_iter().next(),
+                Err(_) => Some(gpu::probe::examine(&outside, None)),
+            };
+            let finding = finding.unwrap_or_else(|| gpu::probe::no_answer(&outside));
+            Node { finding, device }
+        });
+        Self {
+            nodes: nodes.collect(),
+            machine,
+        }
     }
+}
+
+/// Returns the findings that a program prints, or none if it has printed nothing by the time limit. Then it may hang in
+/// a driver, where no signal ends it, so nothing waits for it.
+fn answer(command: &mut Command, limit: Duration) -> std::io::Result<Vec<Finding>> {
+    let command = command.stdin(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let mut text = Vec::new();
+    if let Some(output) = &mut child.stdout
+        && readable([Some(output.as_fd())], Some(limit)) == Ok([true])
+    {
+        output.read_to_end(&mut text)?;
+        child.wait()?;
+    } else {
+        child.kill()?;
+    }
+    Ok(serde_json::from_slice(&text).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_that_does_not_answer_is_not_waited_for() {
+        let found = gpu::probe::no_answer("/dev/kfd");
+        let text = serde_json::to_string(&[&found]).unwrap();
+        let begun = std::time::Instant::now();
+        for (script, limit, wanted) in [
+            ("printf %s \"$0\"; exit 4", PATIENCE, vec![found]),
+            ("exec sleep 60", Duration::from_millis(20), Vec::new()),
+        ] {
+            let mut shell = Command::new("sh");
+            assert_eq!(
+                answer(shell.args(["-c", script, &text]), limit).unwrap(),
+                wanted
+            );
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
 
     #[test]
     fn modules_are_found_where_nixos_has_them_too() {

@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let nodes: Vec<(&str, (u64, u64))> = arguments
         .iter()
         .filter_map(|argument| {
-            let (path, number) = argument.split_once('=')?;
+            let (path, number) = argument.rsplit_once('=')?;
             let (major, minor) = number.split_once(':')?;
             Some((path, (major.parse().ok()?, minor.parse().ok()?)))
         })
@@ -166,6 +166,18 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
         layer,
         error,
         mend: layer.map(|layer| layer.fix(path, attempt.who.mapped)),
+    }
+}
+
+/// Returns the finding for a node whose driver did not answer in time.
+pub(crate) fn no_answer(path: &str) -> Finding {
+    Finding {
+        path: path.to_owned(),
+        ok: false,
+        driver: None,
+        layer: Some(AccessLayer::Other),
+        error: Some("the driver does not answer".to_owned()),
+        mend: Some("sudo journalctl -k -g amdgpu".to_owned()),
     }
 }
 
