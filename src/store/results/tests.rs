@@ -105,6 +105,8 @@ fn results_of_another_machine_have_permissions_only() {
     let (results, out) = (directory.path().join("kept"), directory.path().join("out"));
     fs::create_dir_all(results.join("out/d")).unwrap();
     fs::create_dir(&out).unwrap();
+    // New directories have its group.
+    fs::set_permissions(&out, std::fs::Permissions::from_mode(0o2755)).unwrap();
     fs::write(results.join("out/d/program"), "x").unwrap();
     let listing = r#"{"volumes": {"out": {"entries": [
         {"path": "d", "type": "directory", "mode": 1023, "mtime": [0, 0]},
@@ -127,7 +129,7 @@ fn results_of_another_machine_have_permissions_only() {
                 .unwrap();
         }
         let have_modes = || {
-            for (path, mode) in [("d", 0o777), ("d/program", 0o755)] {
+            for (path, mode) in [("d", 0o2777), ("d/program", 0o755)] {
                 let made = fs::metadata(out.join(path)).unwrap().permissions();
                 assert_eq!(made.mode() & 0o7777, mode, "{path}");
             }

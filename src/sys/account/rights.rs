@@ -213,6 +213,8 @@ impl Rights {
         self.make(&Call::SetTime { path, mtime }, &[at]).map(drop)
     }
 
+    /// Sets a directory's mode. Its set-group-ID bit stays: the user set it, or the parent directory has it, and it gives
+    /// new files the directory's group, which may be a team's.
     pub(crate) fn set_mode<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -352,7 +354,8 @@ impl Call {
             Self::SetMode { path, mode } => {
                 let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
                 let directory = beneath::open_by(at, &path[..], flags, beneath::BELOW)?;
-                nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(*mode))?;
+                let kept = nix::sys::stat::fstat(&directory)?.st_mode & Mode::S_ISGID.bits();
+                nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(mode | kept))?;
             }
             Self::Rename { from, to, replace } => match replace {
                 true => nix::fcntl::renameat(at, &from[..], at, &to[..])?,
