@@ -284,7 +284,7 @@ mod tests {
 
     use sha2::{Digest as _, Sha256};
 
-    use super::super::sha256sums::MANIFEST;
+    use super::super::sha256sums::{MANIFEST, lock};
     use super::*;
     use crate::sys::error::Kind;
 
@@ -340,6 +340,26 @@ mod tests {
             earlier.write(&to).unwrap();
             assert_eq!(fs::read(to.join(MANIFEST)).unwrap(), wanted);
         }
+    }
+
+    #[test]
+    fn a_manifest_waits_for_the_export_of_another_env() {
+        let (_directory, from, to, arguments) = item();
+        fs::write(&from, "one").unwrap();
+        let target = to.clone();
+        let works: [Box<dyn FnOnce() + Send>; 2] = [
+            Box::new(move || Manifest::read(&target).unwrap().write(&target).unwrap()),
+            Box::new(move || export(&arguments).unwrap()),
+        ];
+        for work in works {
+            let other = lock(&to).unwrap();
+            let work = std::thread::spawn(work);
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!work.is_finished() && !to.join("item").exists());
+            drop(other);
+            work.join().unwrap();
+        }
+        check_sums(&to);
     }
 
     #[test]

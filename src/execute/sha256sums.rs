@@ -137,6 +137,13 @@ fn word(path: &Path) -> String {
     word
 }
 
+/// Locks the manifest against exports of other envs to the same directory, if its file system can lock it.
+pub(super) fn lock(target: &Path) -> Result<fs::File> {
+    let directory = fs::File::open(target)?;
+    directory.file().lock().ok();
+    Ok(directory)
+}
+
 /// The manifest of an output volume: everything that exports left there.
 pub(super) struct Manifest {
     /// Lines that no export wrote.
@@ -200,6 +207,8 @@ impl Manifest {
 
     /// Adds a line before the file exists. Without the line, the next export would refuse to replace the file.
     pub(super) fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
+        // `write` replaces the file, and would lose a line that is added to the old one.
+        let _lock = lock(target)?;
         let mut file = fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -219,6 +228,7 @@ impl Manifest {
     /// Writes the manifest. Lines of this export replace old lines of the same files. Lines of exported files that are
     /// gone are left out. Other lines stay, as do those that another program added since, and the file's mode.
     pub(super) fn write(self, target: &Path) -> Result<()> {
+        let _lock = lock(target)?;
         let mut now = Self::read(target)?;
         // This export has replaced such a file.
         let is_old = |line: &[u8]| {
