@@ -461,6 +461,9 @@ mod tests {
         assert_eq!(export(&arguments).unwrap_err().kind(), Kind::StepFailed);
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("/etc/passwd"));
         fs::remove_file(&link).unwrap();
+        nix::unistd::mkfifo(&link, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(export(&arguments).unwrap_err().kind(), Kind::StepFailed);
+        fs::remove_file(&link).unwrap();
         fs::write(from.join("lib/a.so"), "code 2").unwrap();
         export(&arguments).unwrap();
         assert_eq!(out("../SHA256SUMS").mode() & 0o777, 0o640);

@@ -187,12 +187,16 @@ impl Manifest {
     pub(super) fn may_replace(&self, target: &Path, name: &Path, with: &Exported) -> Result<()> {
         let place = target.join(name);
         let there = match fs::symlink_metadata(&place) {
-            Ok(old) if old.is_file() => Exported::File(export::digest(target, name)?),
-            Ok(old) if old.is_symlink() => Exported::Link(fs::read_link(&place)?),
-            Ok(_) | Err(_) => return Ok(()),
+            Ok(old) if old.is_file() => Some(Exported::File(export::digest(target, name)?)),
+            Ok(old) if old.is_symlink() => Some(Exported::Link(fs::read_link(&place)?)),
+            // No export leaves a directory in place of a file, or a FIFO, socket or device.
+            Ok(_) => None,
+            Err(_) => return Ok(()),
         };
         let left = self.left.get(name);
-        if *with == there || left.is_some_and(|left| left.contains(&there)) {
+        if let Some(there) = there
+            && (*with == there || left.is_some_and(|left| left.contains(&there)))
+        {
             return Ok(());
         }
         let why = match left {
