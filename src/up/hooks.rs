@@ -128,7 +128,11 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
         ..
     } = gathered;
     let targets = inputs.targets_of(&selection.profile);
-    for At { value: name, .. } in &inputs.chosen(&selection.profile)?.hooks() {
+    let profile = &selection.profile;
+    let mut names = inputs.chosen(profile)?.hooks();
+    // The order in which they are applied.
+    names.sort_by_key(|name| inputs.hooks.get(&name.value)?.first_step(profile));
+    for At { value: name, .. } in &names {
         let (Some(hook), Some(facts)) = (gathered.hooks.get(name), inputs.hooks.get(name)) else {
             continue;
         };

@@ -77,14 +77,20 @@ pub(super) fn hooks(
                 name: name.clone(),
                 reason: "the steps that it is for are skipped".to_owned(),
             }),
-            (Some(from), None) => hooks.push(Hook {
-                name: name.clone(),
-                digest: facts.digest.clone(),
-                volume: facts.volume.clone(),
-                from: from.name.clone(),
-            }),
+            (Some(from), None) => {
+                let hook = Hook {
+                    name: name.clone(),
+                    digest: facts.digest.clone(),
+                    volume: facts.volume.clone(),
+                    from: from.name.clone(),
+                };
+                hooks.push((first, hook));
+            }
         }
     }
+    // Each hook changes what the earlier steps saw. In another order, the result would differ under the same keys.
+    hooks.sort_by_key(|(first, _)| *first);
+    let hooks = hooks.into_iter().map(|(_, hook)| hook).collect();
     Ok((hooks, left_out))
 }
 

@@ -43,6 +43,13 @@ fn a_hook_counts_from_the_first_step_that_sees_it() {
     );
     assert_eq!(spec.hooks_at(&spec.steps[2], "other").count(), 0);
 
+    // Listed the other way round, they are applied in the same order, because the keys are the same.
+    let text = HOOKED.replace(r#"["one", "two"]"#, r#"["two", "one"]"#);
+    let hooks = [("one", fix("h1")), ("two", late("h2"))];
+    let hooks = hooks.map(|(name, facts)| (name.to_owned(), facts)).into();
+    let swapped = resolve(&profile(&text), &inputs!(hooks)).unwrap();
+    assert_eq!(swapped, spec);
+
     for (one, two, kept) in [("x", "h2", 1), ("h1", "x", 2)] {
         let other = hooked(fix(one), late(two)).unwrap();
         let mut pairs = spec.steps.iter().zip(&other.steps);
