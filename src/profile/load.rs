@@ -277,7 +277,8 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
             + 1;
         invalid!("{}: line {line} is not UTF-8", path.display())
     })?;
-    Ok((found.real, text))
+    // The shell of a step would take the carriage returns of an editor on Windows for parts of its commands.
+    Ok((found.real, text.replace("\r\n", "\n")))
 }
 
 /// Reads a profile and the profiles it extends, up to a file that cannot be read, which the problems name.

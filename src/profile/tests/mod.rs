@@ -83,6 +83,15 @@ fn hostile_files() {
     assert!(message(&path("Upper.toml")).contains("bad profile name `Upper`"));
     nix::unistd::mkfifo(&dir.path().join("fifo.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     assert!(message("fifo").ends_with("fifo.toml is not a regular file"));
+    let step =
+        "schema = 1\r\nimage = 'x'\r\nstep = [{ name = 'a', run = \"\"\"\r\ntrue\r\n\"\"\" }]\r\n";
+    write("windows.toml", step.as_bytes());
+    let windows = load(&dirs, "windows").unwrap();
+    let script = match &windows.steps[0].action {
+        Action::Run { script, .. } => script.as_str(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(script, "true\n");
     assert!(message("/dev/zero").starts_with("/dev/zero"));
     assert_eq!(
         load(&dirs, &path("gone.toml")).unwrap_err().kind(),
