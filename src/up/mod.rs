@@ -432,8 +432,15 @@ fn nothing_to_do(
     let is_same = keys.eq(record.steps.iter().map(|step| &step.key));
     let complete = until.is_none() || record.complete && is_same;
     // Variables for using the results are in no key, so they may have changed.
-    if (until.is_none() || is_same) && run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
-        env.save_spec(spec)?;
+    let before = run.with.store.spec(&spec.name).ok();
+    // The build volumes belong to the user who built last, even if another user has the same steps.
+    let user = before.as_ref().map_or(&spec.user, |before| &before.user);
+    let saved = Spec {
+        user: user.clone(),
+        ..spec.clone()
+    };
+    if (until.is_none() || is_same) && before.as_ref() != Some(&saved) {
+        env.save_spec(&saved)?;
     }
     let lock_file = resolved.gathered.selection.lock_file();
     let command = Some(run.args.lasting_command(lock_file));

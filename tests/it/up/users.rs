@@ -49,4 +49,16 @@ fn another_user_s_env_is_not_continued_and_a_new_one_shares_the_steps_of_root() 
         "2 steps, 1 done before",
         "cache `cache` belongs to user 1234",
     ]);
+
+    // An `up` with nothing to do does not make its user the owner of the env.
+    let volume = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
+    let one = "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'touch /v/build/one'\n";
+    let two = "[[step]]\nname = 'two'\nincremental = true\nrun = 'touch /v/build/two'\n";
+    let name = format!("{env}-c");
+    store.profile(&format!("{volume}{one}"));
+    store.rockenv(&["up", env, "--name", &name]).ok();
+    by_another(&store, &["up", env, "--name", &name]).ok();
+    store.profile(&format!("{volume}{one}{two}"));
+    let said = by_another(&store, &["up", env, "--name", &name]).exits(9);
+    said.says(&["build volume `build` belongs to user 1234"]);
 }
