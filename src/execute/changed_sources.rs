@@ -10,7 +10,7 @@ use super::Execution;
 use crate::plan::Action;
 use crate::plan::resolve::{Access, Step, VolumeSource};
 use crate::profile;
-use crate::store::source::Git;
+use crate::store::source::{self, Git};
 use crate::sys::error::{Kind, Result};
 use crate::sys::name::StepName;
 use crate::sys::signals::Cancel;
@@ -59,6 +59,22 @@ impl Execution<'_, '_> {
             .flat_map(|earlier| &earlier.inputs)
             .collect();
         Ok(self.changed(before)?.is_empty())
+    }
+
+    /// Warns about inputs of a step that their sources lack: no change of the intended file would run the step again.
+    pub(super) fn warn_absent_inputs(&self, step: &Step) {
+        let prints = &self.spec.fingerprints;
+        let is_absent = |input: &&String| {
+            let print = prints.get(*input);
+            print.is_some_and(|print| source::is_absent(print))
+        };
+        for input in step.inputs.iter().filter(is_absent) {
+            self.reporter.warn(format!(
+                "step `{}`: input `{input}` does not exist in the source: check its name, \
+                 because other files do not run the step again",
+                step.name
+            ));
+        }
     }
 
     fn is_users_own(&self, input: &str) -> bool {

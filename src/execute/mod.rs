@@ -203,6 +203,7 @@ impl Execution<'_, '_> {
                 Ok(true) => return Ok(Some(ExecutionProgress::Changed(last.cloned()))),
                 Err(error) => return stopped(Ended::failed(error, self.signals), last.is_some()),
             }
+            self.warn_absent_inputs(step);
             reporter.emit(&Event::StepStarted {
                 index,
                 total,

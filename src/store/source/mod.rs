@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use checkout::{Checkout, git_directories, small_file};
 pub(crate) use git::Git;
+pub(crate) use part::is_absent;
 
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};

@@ -14,6 +14,14 @@ use super::fingerprint::remembered;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
+/// What the fingerprint of a missing path is a digest of.
+const ABSENT: &[u8] = b"absent";
+
+/// Returns whether a source has nothing at the path with this fingerprint.
+pub(crate) fn is_absent(fingerprint: &str) -> bool {
+    fingerprint == format!("content:{}", hex::encode(Sha256::digest(ABSENT)))
+}
+
 impl Git<'_> {
     /// Returns the fingerprint of a path in a source: of its content, or of its absence. A link counts with its
     /// target in the source. The file `known` may cache the fingerprint of a directory, as for a whole source.
@@ -33,7 +41,7 @@ impl Git<'_> {
             found = inside(&top, below, OFlag::empty())?;
         }
         match found {
-            None if link.is_none() => hash.update(b"absent"),
+            None if link.is_none() => hash.update(ABSENT),
             Some(entry) if entry.kind() == SFlag::S_IFDIR => {
                 let read = || self.content_digest(&entry.path());
                 let print = match known.filter(|_| link.is_none()) {
@@ -143,6 +151,7 @@ mod tests {
         let (before, apart) = (all(&names), all(&others));
         assert_eq!(before[0], before[5]);
         assert_eq!(print("out/file"), print("none"));
+        assert!(is_absent(&print("none")) && !is_absent(&print("outer")));
         let differ = |then: &[String]| {
             for ((name, then), now) in names.iter().zip(then).zip(all(&names)) {
                 assert_ne!(*then, now, "{name}");

@@ -61,10 +61,11 @@ fn a_source_that_changed_runs_its_steps_again_and_is_never_written() {
     let steps = format!(
         "[[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/v/src\"\npath = \"{}\"\n\
          [[step]]\nname = \"before\"\nrun = \"true\"\n\
-         [[step]]\nname = \"read\"\ninputs = [\"src\"]\nrun = \"cat /v/src/a > $HOME/a\"\n",
+         [[step]]\nname = \"read\"\ninputs = [\"src\", \"src/b\"]\nrun = \"cat /v/src/a > $HOME/a\"\n",
         source.display()
     );
-    store.up_with(&steps);
+    let absent = "step `read`: input `src/b` does not exist in the source: check its name";
+    store.up_with(&steps).says(&[absent]);
     store.up().says(&["nothing to do"]);
     fs::write(source.join("a"), "two").unwrap();
     store.up().says(&["2 steps, 1 done before"]);
