@@ -1,5 +1,7 @@
 //! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
+use std::collections::BTreeSet;
+
 use super::references::{TextPart, pieces};
 use super::structure::shorten;
 use super::{Action, BIN, Origin, Profile, VolumeKind, input};
@@ -14,6 +16,19 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
             ));
         }
     }
+    let references = profile
+        .files()
+        .flat_map(|(_, text)| text.split("${").skip(1));
+    let names = references.filter_map(|text| Some(text.split_once('}')?.0));
+    let mut used: BTreeSet<&str> = names.collect();
+    used.extend(profile.release_param.as_deref());
+    let unused = profile
+        .params
+        .keys()
+        .filter(|name| !used.contains(name.as_str()));
+    advice.extend(unused.map(|name| {
+        format!("parameter `{name}` is not used: check its name, or write `${{{name}}}` where its value belongs")
+    }));
     for volume in &profile.volumes {
         let used = profile
             .steps
@@ -95,6 +110,7 @@ mod tests {
 schema = 1
 image = "debian"
 params = { target-dir = "/t" }
+runtime-env = { DIRECTORY = "${target-dir}" }
 volume = [
     { name = "out", kind = "output", target = "/out" },
     { name = "src", kind = "source", path = "/srv", target = "/src" },
@@ -124,5 +140,10 @@ volume = [
             let is_said = pairs.all(|(advice, start)| advice.starts_with(*start));
             assert!(advice.len() == want.len() && is_said, "{body}: {advice:#?}");
         }
+        let head = HEAD.replace("${target-dir}", "/t");
+        let body = r#"step = [{ name = "a", run = "make", inputs = ["src"] }]"#;
+        let advice = advice(&from_text("p", &format!("{head}{body}\n")).unwrap());
+        assert_eq!(advice.len(), 1, "{advice:#?}");
+        assert_has!(advice[0], "parameter `target-dir` is not used");
     }
 }
