@@ -523,6 +523,7 @@ impl<'a> Pull<'a> {
             volumes,
             history: step.history.clone(),
             kept: None,
+            clones: None,
             begun: None,
             began: None,
             cost: step.cost,

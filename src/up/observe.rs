@@ -126,8 +126,7 @@ pub(crate) fn observe(
         observed.attempt = stand.attempt.map(|begun| begun.key);
     }
     observed.lacking = writers.map_or_else(BTreeSet::new, |writers| writers.lacking(wanted));
-    let may_be = |before| has_older_sources(store, before, spec);
-    observed.has_older_sources = before.as_ref().map_or(Ok(false), may_be)?;
+    observed.has_older_sources = has_older_sources(store, record, before.as_ref(), spec)?;
     observed.is_modified = match env {
         Some(env) => env.is_modified()?,
         None => record.head.tree.is_some(),

@@ -1,24 +1,38 @@
 //! Owns finding changed sources whose files may be older than the objects that were built before the change. ninja and
 //! make would take these objects for new ones.
 
+use std::collections::BTreeMap;
+
 use crate::execute::is_older;
+use crate::plan::record::Record;
 use crate::plan::resolve::{self, Spec, VolumeSource};
 use crate::store::{Store, source};
 use crate::sys::error::Result;
 
-/// Returns whether files of changed sources may be older than the objects of the last `up`: a clone in the store
-/// replaces another directory or is replaced by one, or steps no longer see a hook's changes.
-pub(super) fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> Result<bool> {
+/// Returns whether files of changed sources may be older than the objects in an env's build volumes: a clone in the
+/// store replaces another directory or is replaced by one, or steps no longer see a hook's changes. `before` is the spec
+/// of the last `up`.
+pub(super) fn has_older_sources(
+    store: &Store,
+    record: &Record,
+    before: Option<&Spec>,
+    spec: &Spec,
+) -> Result<bool> {
+    let Some(before) = before else {
+        return Ok(false);
+    };
     let from = |hook: &resolve::Hook| spec.steps.iter().position(|step| step.name == hook.from);
     let is_gone = |old: &resolve::Hook| {
         let mut hooks = spec.hooks.iter();
         let new = hooks.find(|hook| hook.name == old.name && hook.volume == old.volume);
         new.is_none_or(|new| from(old).is_some_and(|old| from(new) > Some(old)))
     };
-    let [old, new] = [before, spec].map(|spec| source::directories(store, spec));
+    let old = clones_in_volumes(store, record, before)?;
+    let new = source::clones(store, spec);
+    let directories = source::directories(store, spec);
     for volume in &spec.volumes {
-        let (name, clone) = (&volume.name, new.get(&volume.name));
-        if before.volume(name).is_some() && old.get(name) != clone {
+        let (name, clone) = (&volume.name, directories.get(&volume.name));
+        if before.volume(name).is_some() && old.get(name) != new.get(name) {
             return Ok(true);
         }
         let directory = match &volume.source {
@@ -37,6 +51,22 @@ pub(super) fn has_older_sources(store: &Store, before: &Spec, spec: &Spec) -> Re
     Ok(false)
 }
 
+/// Returns the clones that an env's build volumes were built from: those of the last `up` if one of its steps has begun
+/// on them, or else those of the snapshot with the same content, which a rollback may have restored.
+fn clones_in_volumes(
+    store: &Store,
+    record: &Record,
+    before: &Spec,
+) -> Result<BTreeMap<String, String>> {
+    let begun = store.attempt(&before.name, record)?;
+    let is_last = begun.is_some_and(|key| before.steps.iter().any(|step| step.key == key));
+    let layer = record.head.volumes_from().layer.filter(|_| !is_last);
+    // A missing layer is reported where it is needed.
+    let chain = layer.and_then(|layer| store.chain(&layer).ok());
+    let known = chain.and_then(|chain| chain.into_iter().find_map(|layer| layer.clones));
+    Ok(known.unwrap_or_else(|| source::clones(store, before)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, SystemTime};
@@ -44,7 +74,9 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
+    use crate::plan::layer::{History, Layer, VolumesFrom};
     use crate::profile;
+    use crate::sys::atomic;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -75,6 +107,7 @@ mod tests {
         let time = r#"{"sha256": "", "seconds": 0, "nanoseconds": 0}"#;
         let stack = format!(r#"{{"base": "", "layers": [], "times": {{"file": {time}}}}}"#);
         fs::write(view.join("stack.json"), stack).unwrap();
+        let mut record = Record::sample("e", jiff::Timestamp::UNIX_EPOCH);
         let now = SystemTime::now();
         let [ago, ahead] = [now - HOUR, now + HOUR];
         let is_as = |time| fs::File::open(&file).unwrap().set_modified(time).unwrap();
@@ -90,14 +123,33 @@ mod tests {
         ] {
             is_as(time);
             let [old, new] = [before, after].map(|(source, hooks)| spec(source, hooks));
-            let found = has_older_sources(&store, &old, &new).unwrap();
+            let found = has_older_sources(&store, &record, Some(&old), &new).unwrap();
             assert_eq!(found, may_be, "{time:?} {before:?} {after:?}");
         }
         is_as(ago);
         let early = spec(path, "'fix'");
         let mut late = early.clone();
         late.hooks[0].from = "two".into();
-        assert!(has_older_sources(&store, &early, &late).unwrap());
-        assert!(!has_older_sources(&store, &late, &early).unwrap());
+        assert!(has_older_sources(&store, &record, Some(&early), &late).unwrap());
+        assert!(!has_older_sources(&store, &record, Some(&late), &early).unwrap());
+
+        // After a rollback, the objects are of the snapshot's sources, and not of the last `up`'s.
+        record.head.volumes = [("build".into(), "v".into())].into();
+        record.head.volumes_from = Some(VolumesFrom {
+            layer: Some("l".into()),
+            history: History::Clean,
+        });
+        let layer = store.root().join("layers/l");
+        fs::create_dir(&layer).unwrap();
+        let last = spec(one, "");
+        for (built, may_be) in [(one, false), (two, true)] {
+            let built = Layer {
+                clones: Some(source::clones(&store, &spec(built, ""))),
+                ..Layer::sample("l".into())
+            };
+            atomic::write_json(&layer.join("layer.json"), &built).unwrap();
+            let found = has_older_sources(&store, &record, Some(&last), &last).unwrap();
+            assert_eq!(found, may_be);
+        }
     }
 }

@@ -71,6 +71,18 @@ pub(crate) fn directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBu
         .collect()
 }
 
+/// Returns the names of a spec's clones in the store, by volume.
+pub(crate) fn clones(store: &Store, spec: &Spec) -> BTreeMap<String, String> {
+    let name = |path: PathBuf| {
+        path.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+    };
+    directories(store, spec)
+        .into_iter()
+        .filter_map(|(volume, path)| Some((volume, name(path)?)))
+        .collect()
+}
+
 impl Repository {
     /// Creates the description for a volume of a spec.
     pub(crate) fn new(name: &str, git: &crate::plan::resolve::Git) -> Self {
