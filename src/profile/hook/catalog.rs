@@ -99,6 +99,9 @@ fn parse(
     shown: &str,
     beside: &dyn Fn(&str) -> Result<Vec<u8>>,
 ) -> Result<Hook> {
+    // An edit would put the carriage returns of an editor on Windows into the source, and a script would run them.
+    let text = text.replace("\r\n", "\n");
+    let text = text.as_str();
     let raw: file::File = toml::from_str(text).map_err(|error| {
         invalid!("`{shown}` is not a valid hook")
             .source(hide_secrets(error.to_string().trim_end()))
@@ -415,5 +418,7 @@ mod tests {
         }
         assert_ne!(digest(&one), digest(&format!("{one}strip = 0\n")));
         assert_ne!(digest(&one), digest(&one.replace("\"src\"", "\"other\"")));
+        let script = format!("{HEAD}[script]\nchanges = [\"f\"]\nrun = '''\ntrue\n'''\n");
+        assert_eq!(digest(&script), digest(&script.replace('\n', "\r\n")));
     }
 }
