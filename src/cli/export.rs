@@ -111,7 +111,8 @@ fn snapshots(cx: &Context, args: &ExportArgs, env: &EnvName, place: &Path) -> Re
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
     let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
-    let what = Shareable::of(&store, env, args.until.as_deref(), reuse, &reporter)?;
+    let warn = |text| reporter.warn(text);
+    let what = Shareable::of(&store, env, args.until.as_deref(), reuse, &warn)?;
     let task = Task::new(cx, &signals, &reporter);
     let (pushed, message) = push::to_file(task, &store, place, &what)?;
     reporter.finish(Outcome::Done, message);

@@ -51,9 +51,9 @@ pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     let reporter = cx.ui.reporter(Format::Human);
     let until = args.until.as_deref();
     let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
-    let what = Shareable::of(&store, &args.env, until, reuse, &reporter)?;
+    let what = Shareable::of(&store, &args.env, until, reuse, &|text| reporter.warn(text))?;
     let task = Task::new(cx, &signals, &reporter);
-    let (pushed, message) = push::to_registry(task, &store, &repository, &what)?;
+    let (pushed, message) = push::to_registry(task, &store, &repository, &what, None)?;
     let outcome = match pushed.tags {
         0 => Outcome::Hit,
         _ => Outcome::Done,

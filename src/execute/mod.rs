@@ -31,6 +31,7 @@ mod wait_for_slot;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -89,6 +90,8 @@ pub(crate) struct Execution<'a, 'store> {
     pub clean: bool,
     /// The first step of this run that was built from other sources than its key states.
     pub stale: Option<StaleStep>,
+    /// Is told about each new snapshot once it is in the record.
+    pub recorded: Option<&'a Sender<LayerId>>,
     /// Limits on what may run at once.
     pub sizing: &'a Sizing,
     pub signals: &'a Signals,
@@ -217,6 +220,9 @@ impl Execution<'_, '_> {
             match ended.unwrap_or_else(|error| StepEnd::of(error, self.signals)) {
                 StepEnd::Frozen(layer) => {
                     finished(event::Outcome::Done, self.cost_of(&step.name));
+                    if let Some(recorded) = self.recorded {
+                        drop(recorded.send(layer.clone()));
+                    }
                     durable.add(layer);
                     last = Some(&planned.name);
                 }

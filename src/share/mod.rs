@@ -27,8 +27,9 @@ pub(crate) use pull::{Pulled, SnapshotRef, WantedChain, available, image, import
 pub(crate) use push::{Pushed, export, push};
 pub(crate) use shareable::Shareable;
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::image::oci::{Operation, Reference, Registry};
 use crate::image::{BuildProgress, fetch};
@@ -45,6 +46,8 @@ pub(crate) struct Repository {
     pub(crate) signs_unverified: bool,
     /// The key that must have signed pulled snapshots.
     pub(crate) verifies: Option<Arc<VerifyingKey>>,
+    /// Tags that this command has pushed, each with its manifest's digest. Registries count requests for tags.
+    pushed: Arc<Mutex<BTreeSet<(String, String)>>>,
 }
 
 impl Repository {
@@ -56,6 +59,7 @@ impl Repository {
                 signs: None,
                 signs_unverified: false,
                 verifies: None,
+                pushed: Arc::default(),
             }),
             // The default help text is about image recipes.
             Err((message, _)) => Err(usage!("{message}")
@@ -76,6 +80,17 @@ impl Repository {
         digest
             .map(|digest| format!("sha256:{digest}"))
             .or_else(|| self.reference.tag.clone())
+    }
+
+    fn has_pushed(&self, tag: &str, manifest: &str) -> bool {
+        let wanted = (tag.to_owned(), manifest.to_owned());
+        self.pushed.lock().is_ok_and(|all| all.contains(&wanted))
+    }
+
+    fn remember(&self, tag: &str, manifest: &str) {
+        if let Ok(mut all) = self.pushed.lock() {
+            all.insert((tag.to_owned(), manifest.to_owned()));
+        }
     }
 
     fn open(&self, operation: Operation, cx: &mut TaskContext<'_>) -> Result<Registry> {

@@ -50,6 +50,17 @@ pub(crate) struct Pushed {
     pub immutable: u64,
 }
 
+impl Pushed {
+    /// Adds the layers that earlier pushes of the same env sent: this push found them there.
+    pub(crate) fn after(mut self, earlier: &Self) -> Self {
+        self.sent += earlier.sent;
+        self.sent_bytes += earlier.sent_bytes;
+        self.there = self.there.saturating_sub(earlier.sent as u64);
+        self.left_out += earlier.left_out;
+        self
+    }
+}
+
 /// Pushes snapshots and everything below them.
 pub(crate) fn push(
     store: &Store,
@@ -409,7 +420,8 @@ impl Pushing<'_> {
         Ok(sent.blob)
     }
 
-    /// Stores the current document under a tag. An existing tag for the same key stays, unless this one `moves` it.
+    /// Stores the current document under a tag, once in a command. An existing tag for the same key stays, unless this
+    /// one `moves` it.
     async fn publish(&self, document: &Document, tag: &str, moves: bool) -> Result<()> {
         let (config, manifest) = document.encode(&self.what.profile)?;
         let registry = match &self.to {
@@ -423,6 +435,30 @@ impl Pushing<'_> {
             }
         };
         let ours = hex::encode(Sha256::digest(&manifest));
+        let repository = self.repository;
+        if repository.is_some_and(|repository| repository.has_pushed(tag, &ours)) {
+            return Ok(());
+        }
+        self.set_tag(
+            registry,
+            document,
+            (tag, moves),
+            (&config, &manifest, &ours),
+        )
+        .await?;
+        if let Some(repository) = repository {
+            repository.remember(tag, &ours);
+        }
+        Ok(())
+    }
+
+    async fn set_tag(
+        &self,
+        registry: &Registry,
+        document: &Document,
+        (tag, moves): (&str, bool),
+        (config, manifest, ours): (&[u8], &[u8], &str),
+    ) -> Result<()> {
         if let Some((there, sha256)) = registry.find_tag(tag).await? {
             let same_key = || {
                 let manifest = Manifest::parse(&there).ok();
@@ -433,19 +469,19 @@ impl Pushing<'_> {
                 })
             };
             if sha256 == ours {
-                return self.sign(registry, &ours).await;
+                return self.sign(registry, ours).await;
             }
             if !moves && same_key() && self.trusts(registry, &sha256).await? {
                 return Ok(());
             }
         }
-        let sha256 = hex::encode(Sha256::digest(&config));
+        let sha256 = hex::encode(Sha256::digest(config));
         if !registry.has_blob(&sha256, config.len() as u64).await? {
-            registry.upload_bytes(&config).await?;
+            registry.upload_bytes(config).await?;
         }
         // The signature comes before the tag: a reader that finds the tag finds the signature.
-        self.sign(registry, &ours).await?;
-        match registry.publish(tag, MANIFEST, &manifest).await? {
+        self.sign(registry, ours).await?;
+        match registry.publish(tag, MANIFEST, manifest).await? {
             Tagged::Set => self.pushed.borrow_mut().tags += 1,
             Tagged::Immutable if self.tag != Some(tag) => self.pushed.borrow_mut().immutable += 1,
             Tagged::Immutable => {

@@ -8,7 +8,6 @@ use crate::store::images::Image;
 use crate::store::layer::VolumeState;
 use crate::store::{Layer, Store};
 use crate::sys::error::Result;
-use crate::ui::Reporter;
 
 /// The shareable part of an env.
 pub(crate) struct Shareable {
@@ -23,13 +22,13 @@ pub(crate) struct Shareable {
 }
 
 impl Shareable {
-    /// Chooses the shareable part; reports which snapshots cannot be shared, and why.
+    /// Chooses the shareable part; `warn` is told which snapshots cannot be shared, and why.
     pub(crate) fn of(
         store: &Store,
         env: &EnvName,
         until: Option<&str>,
         reuse: Reuse,
-        reporter: &Reporter,
+        warn: &dyn Fn(String),
     ) -> Result<Self> {
         let record = store.known(env)?;
         let up = record.up_command();
@@ -48,7 +47,7 @@ impl Shareable {
             && let Some(key) = &step.key
             && record.of_step(key).is_none()
         {
-            reporter.warn(format!(
+            warn(format!(
                 "step `{}` has no snapshot any more: only the steps before it are shared; `{up}` brings it back",
                 step.name
             ));
@@ -87,7 +86,7 @@ impl Shareable {
             if count == 0 {
                 return Err(usage!("no snapshot of env `{env}` can be shared: {why}").help(help));
             }
-            reporter.warn(format!(
+            warn(format!(
                 "snapshot `{layer}` and those after it cannot be shared: {why}; {help}"
             ));
             layers.truncate(count);

@@ -53,6 +53,7 @@ pub(super) fn execute<'a>(
         apart: &BTreeSet::new(),
         clean: resolved.options.clean,
         stale: None,
+        recorded: run.recorded,
         sizing: &selection.sizing,
         signals: run.with.task.signals,
         reporter: run.with.task.reporter,

@@ -40,9 +40,10 @@ pub(crate) mod verify;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::Sender;
 
 use crate::execute::{BlockedResults, Ended, ExecutionProgress};
-use crate::plan::ids::EnvName;
+use crate::plan::ids::{EnvName, LayerId};
 use crate::plan::record::{Outcome as StepOutcome, Record};
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, Plan, StepOptions};
@@ -61,6 +62,7 @@ use crate::up::observe::plan_for;
 use crate::up::options::{UpOptions, options, rest};
 use crate::up::other_users::OthersVolumes;
 use crate::up::preflight::Needs;
+use crate::up::push::Background;
 use crate::up::registry::Source;
 use crate::up::resolve::{Gathered, Resolved, resolve_and_pull};
 use crate::up::results::ResultsSummary;
@@ -93,15 +95,28 @@ pub(crate) fn up(
     selection.notes.iter().for_each(|note| reporter.warn(note));
     let task = Task::new(cx, &signals, &reporter);
     let name = &selection.name;
-    let mut outcome = build(task, args, &store, &selection);
+    let reuse = args.plan.reuse(&cx.config);
+    let pushing = args.pushes(&cx.config);
+    // A failure to start comes again at the end.
+    let background = pushing.then(|| Background::start(task, &store, name, reuse));
+    let background = background.and_then(Result::ok);
+    let recorded = background.as_ref().map(|background| &background.recorded);
+    let mut outcome = build(task, args, &store, &selection, recorded);
     let has_begun = outcome.is_ok();
-    if let Ok(finished) = &outcome {
+    if has_begun {
         summarise(&store, name);
-        let pushed = push_finished(task, args, &store, finished);
-        // The reason why a step failed comes first.
-        if let (true, Err(error)) = (finished.is_done(), pushed) {
-            outcome = Err(error);
+    }
+    match &outcome {
+        Ok(finished) if pushing && !finished.is_interrupted() => {
+            let pushed = push::finished_steps(task, &store, name, reuse, background);
+            // The reason why a step failed comes first.
+            if let (true, Err(error)) = (finished.is_done(), pushed) {
+                outcome = Err(error);
+            }
         }
+        _ => background
+            .into_iter()
+            .for_each(|background| background.stop(&reporter)),
     }
     // Finished steps are pushed by now, so a broken build can end as an error like any other.
     let outcome = outcome.and_then(Finished::unless_broken);
@@ -203,26 +218,13 @@ fn check_inputs(
     Ok(())
 }
 
-/// Pushes the finished steps if that is requested; after Ctrl-C nothing is pushed.
-fn push_finished(
-    task: Task<'_>,
-    args: &UpOptions,
-    store: &Store,
-    finished: &Finished,
-) -> Result<()> {
-    let config = &task.cx.config;
-    if !args.pushes(config) || matches!(finished.ended, Some(Ended::Interrupted(_))) {
-        return Ok(());
-    }
-    push::finished_steps(task, store, &finished.env, args.plan.reuse(config))
-}
-
-/// Resolves, locks, plans and executes.
+/// Resolves, locks, plans and executes. `recorded` is told about each new snapshot.
 fn build(
     task: Task<'_>,
     args: &UpOptions,
     store: &Store,
     selection: &Selection,
+    recorded: Option<&Sender<LayerId>>,
 ) -> Result<Finished> {
     let run = Run {
         with: Fetching {
@@ -232,6 +234,7 @@ fn build(
         },
         args,
         source: Source::new(task, &args.plan)?,
+        recorded,
         told: RefCell::default(),
     };
     let mut has_run = false;
@@ -311,6 +314,10 @@ impl Finished {
         matches!(self.ended, None | Some(Ended::Complete))
     }
 
+    fn is_interrupted(&self) -> bool {
+        matches!(self.ended, Some(Ended::Interrupted(_)))
+    }
+
     fn unless_broken(self) -> Result<Self> {
         match self.ended {
             Some(Ended::Broke(error)) => Err(error),
@@ -324,6 +331,8 @@ struct Run<'a> {
     with: Fetching<'a>,
     args: &'a UpOptions,
     source: Option<Source<'a>>,
+    /// Is told about each new snapshot.
+    recorded: Option<&'a Sender<LayerId>>,
     /// Warnings given so far: each attempt examines the sources and volumes again.
     told: RefCell<BTreeSet<String>>,
 }

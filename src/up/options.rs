@@ -99,7 +99,7 @@ pub struct UpOptions {
     /// Remove the env when this command ends, even if it is killed; outputs, caches and sources stay
     #[arg(long, help_heading = STEPS, hide_short_help = true)]
     pub(crate) ephemeral: bool,
-    /// Push the snapshots to the registry at the end, even if a step failed [default: `push` in the configuration]
+    /// Push each snapshot to the registry while later steps run [default: `push` in the configuration]
     #[arg(
         long,
         value_name = "BOOL",

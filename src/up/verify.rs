@@ -232,6 +232,7 @@ impl<'a> Rebuild<'a> {
             apart: &self.apart,
             clean: false,
             stale: None,
+            recorded: None,
             sizing,
             signals: self.with.task.signals,
             reporter: self.with.task.reporter,

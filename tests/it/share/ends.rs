@@ -1,4 +1,4 @@
-//! What `up --push` pushes when it does not finish.
+//! What `up --push` pushes before its end, and when it does not finish.
 
 use std::sync::atomic::Ordering;
 
@@ -46,7 +46,7 @@ fn the_steps_before_one_that_failed_are_pushed() {
 }
 
 #[test]
-fn whoever_says_stop_waits_for_no_push() {
+fn a_step_is_pushed_while_the_next_one_runs_and_a_signal_stops_the_push() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.profile(&then("echo begun; sleep 1000"));
     let mut command = two.one.command(&["up", name, "--push"]);
@@ -60,18 +60,27 @@ fn whoever_says_stop_waits_for_no_push() {
             log.is_ok_and(|log| log.contains("begun"))
         })
     });
+    let tag = format!("/v2/team/rocm/manifests/{}", two.one.keys(name)[0].1);
+    wait_until("the first step is pushed", || {
+        two.registry.answered("PUT").contains(&tag)
+    });
     up.signal(Signal::SIGTERM);
     up.wait().exits(143);
-    assert_eq!(two.uploads(), 0);
+    two.run(&two.other, &["up", name, "--pull", "--until", "one"])
+        .ok()
+        .says(&["pulled one from", "1 done before"]);
     // After a failed step the push can be stopped, and `up` reports the failure.
-    two.one.profile(&then("exit 3"));
+    two.one
+        .profile(&then("exit 3").replace("echo one", "echo other"));
     let proxy = Proxy::start(&two.registry.host, |head| {
         Fault::Hangs(0).when(head.starts_with("PATCH "))
     });
     let mut command = two.one.command(&["up", name, "--push"]);
     command.env("ROCKENV_REGISTRY", proxy.repository());
     let up = Background::start(command);
-    wait_until("the push hangs", || proxy.hangs.load(Ordering::Relaxed));
+    wait_until("the push hangs after the second step failed", || {
+        proxy.hangs.load(Ordering::Relaxed) && !two.one.record()["failed"].is_null()
+    });
     up.signal(Signal::SIGINT);
     up.wait().exits(5).says(&["step `two` failed"]);
     two.run(&two.one, &["push", name])
