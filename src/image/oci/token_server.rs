@@ -36,10 +36,19 @@ pub(super) struct TokenRequest<'a> {
     pub(super) notice: &'a Notice,
 }
 
+/// A server may use either name, or both for the same token: an alias would refuse these.
 #[derive(Deserialize)]
 struct Answer {
-    #[serde(alias = "access_token")]
-    token: String,
+    token: Option<String>,
+    access_token: Option<String>,
+}
+
+fn token_in(answer: &[u8]) -> Result<String> {
+    // The parser's own error could quote a token.
+    let missing = || invalid!("its answer has no token");
+    let answer: Answer = serde_json::from_slice(answer).map_err(|_| missing())?;
+    let mut tokens = [answer.token, answer.access_token].into_iter().flatten();
+    tokens.find(|token| !token.is_empty()).ok_or_else(missing)
 }
 
 impl TokenServer {
@@ -147,10 +156,7 @@ impl TokenServer {
             _ => {}
         }
         let answer = in_time(Body::new(response, "token").whole(MAX_ANSWER)).await?;
-        // The parser's own error could quote a token.
-        let answer: Answer =
-            serde_json::from_slice(&answer).map_err(|_| invalid!("its answer has no token"))?;
-        Ok(Some(answer.token))
+        token_in(&answer).map(Some)
     }
 }
 
@@ -182,6 +188,23 @@ mod tests {
         let registry = Url::parse(registry).unwrap();
         let server = TokenServer::named(&answer, &registry)?;
         Ok(server.map(|server| server.address.to_string()))
+    }
+
+    #[test]
+    fn a_token_has_either_name_or_both() {
+        let token = |answer: &str| token_in(answer.as_bytes()).ok();
+        for answer in [
+            r#"{"token":"t"}"#,
+            r#"{"access_token":"t","refresh_token":"r"}"#,
+            r#"{"token":"t","access_token":"t","expires_in":300}"#,
+            r#"{"token":"","access_token":"t"}"#,
+            r#"{"token":null,"access_token":"t"}"#,
+        ] {
+            assert_eq!(token(answer).as_deref(), Some("t"), "{answer}");
+        }
+        for answer in ["{}", "", r#"{"token":""}"#, r#"{"token":1}"#] {
+            assert_eq!(token(answer), None, "{answer}");
+        }
     }
 
     #[test]

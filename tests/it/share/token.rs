@@ -25,7 +25,9 @@ fn a_layer_that_takes_longer_than_its_token_is_pushed() {
     let proxy = Proxy::start(&two.registry.host, move |head| {
         if head.starts_with("GET /token?") {
             let number = issued.fetch_add(1, Ordering::Relaxed) + 1;
-            return Fault::Says(200, String::new(), format!(r#"{{"token":"t{number}"}}"#));
+            // Docker Hub and Harbor use both names.
+            let answer = format!(r#"{{"token":"t{number}","access_token":"t{number}"}}"#);
+            return Fault::Says(200, String::new(), answer);
         }
         let token = field(head, "authorization").and_then(|value| value.strip_prefix("Bearer t"));
         match token.and_then(|number| number.parse().ok()) {
