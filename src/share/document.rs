@@ -353,8 +353,9 @@ impl Manifest {
                 .source(error)
         })?;
         let snapshot = config.rockenv;
+        // Machines of two architectures take turns with a recipe's tag. `up` builds what the registry lacks.
         if config.architecture != host::architecture() {
-            return Err(invalid!(
+            return Err(not_found!(
                 "it is for {}, but this machine is {}",
                 config.architecture.escape_debug(),
                 host::architecture()

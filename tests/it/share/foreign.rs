@@ -51,8 +51,9 @@ fn the_image_of_a_recipe_brings_no_steps() {
     let name = two.pushed(STEPS);
     let mut forged = forged(&two, name);
     let recipe = forged.config["rockenv"]["image"]["recipe"].as_str();
-    forged.key = format!("recipe-{}", recipe.unwrap());
-    let reference = format!("{}:{}", two.repository(), forged.key);
+    let tag = format!("recipe-{}", recipe.unwrap());
+    forged.key.clone_from(&tag);
+    let reference = format!("{}:{tag}", two.repository());
     forged.publish();
     two.run(&two.other, &["up", name, "--pull"])
         .exits(8)
@@ -61,6 +62,13 @@ fn the_image_of_a_recipe_brings_no_steps() {
         .exits(8)
         .says(&["cannot pull `recipe-", SAID]);
     assert_nothing(&two.other);
+    // A machine of another architecture has pushed the same recipe since.
+    let mut forged = Forged::of(&two.registry.host, &tag);
+    forged.config["architecture"] = "other".into();
+    forged.publish();
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["it is for other, but this machine is", "building it here"]);
 }
 
 /// If a step is skipped here, its name alone makes it part of another machine's snapshot.
