@@ -148,7 +148,11 @@ impl<'a> Source<'a> {
         Ok(Some(Self {
             task,
             repository: repository(cx, None, None)?,
-            reuse: args.reuse(&cx.config),
+            // A clean build uses no incremental snapshot, so it would pull one again and again.
+            reuse: match args.clean {
+                true => Reuse::Clean,
+                false => args.reuse(&cx.config),
+            },
             failed: Cell::new(false),
         }))
     }

@@ -92,6 +92,9 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
         .ok()
         .says(&["2 steps, 2 done before"]);
     assert_eq!(log(other, name), "12");
+    let clean = ["up", name, "--pull", "--allow-incremental", "--clean"];
+    two.run(other, &clean).ok().says(&["1 done before"]);
+    assert_eq!(log(other, name), "2");
     forget();
     // A clean snapshot replaces the incremental one.
     ran(&["up", name, "--clean"]).ok();
