@@ -317,8 +317,9 @@ pub(super) fn resolve_and_pull<'a>(
     let mut spec = gathered.resolve(Some(run.with.store))?;
     if let Some(source) = &run.source {
         // A pulled step may decide the keys of later ones, which can then be pulled too.
-        while source.pull_steps(run.with.store, &gathered, &spec, asked)? {
-            spec = gathered.resolve(Some(run.with.store))?;
+        let (store, mut pulled) = (run.with.store, BTreeSet::new());
+        while source.pull_steps(store, &gathered, &spec, asked, &mut pulled)? {
+            spec = gathered.resolve(Some(store))?;
         }
     }
     let Some(image) = base_image::ensure_pulled(run, &gathered)? else {

@@ -414,6 +414,23 @@ fn what_was_tampered_with_is_refused() {
     two.run(other, &["up", name, "--pull"])
         .ok()
         .says(&["1 done before"]);
+    // The record names a snapshot that the service has lost, so the plan refuses it however often it is pulled.
+    let (service, home) = (service(), other.home().to_str().unwrap());
+    let lose = || {
+        for (container, _) in service.containers("store", home).unwrap() {
+            service.remove_container(&container).unwrap();
+        }
+        for (image, _) in service.images("store", home).unwrap() {
+            service.remove_image(&image).unwrap();
+        }
+    };
+    lose();
+    two.run(other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one from", "1 step, 0 done before"]);
+    other.rockenv(&["rm", "--yes", name]).ok();
+    // The pulled snapshot, which no env uses.
+    lose();
+    assert_nothing_left(other);
     two.remove(one);
-    two.remove(other);
 }
