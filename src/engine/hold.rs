@@ -17,6 +17,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::cgroup::{Cgroup, Hierarchies};
 use super::jobserver::Server;
@@ -132,7 +133,11 @@ impl From<Reason> for Error {
     }
 }
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Returns a digest of the code that defines an agent's messages: two builds of one version may have different messages.
+fn protocol() -> String {
+    let code = [include_str!("wire.rs"), include_str!("../sys/frames.rs")];
+    hex::encode(Sha256::digest(code.concat()))
+}
 
 /// The record of a container that runs, or ran when its holder was killed: `run/state.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -141,9 +146,9 @@ pub(crate) struct ContainerRecord {
     /// The env's `run` directory.
     #[serde(default)]
     pub run: PathBuf,
-    /// Version of the rockenv in the container; empty before versions were recorded.
+    /// Digest of the messages of the rockenv in the container; empty before digests were recorded.
     #[serde(default)]
-    version: String,
+    protocol: String,
     pub cgroup: Cgroup,
     /// systemd-nspawn's lock file for the tree; a killed systemd-nspawn leaves it behind.
     pub lock: Option<TreeLock>,
@@ -172,9 +177,9 @@ impl ContainerRecord {
         run.join("state.json")
     }
 
-    /// Returns whether the rockenv in the container is of this version, so that it understands this one's requests.
-    pub(crate) fn is_of_this_version(&self) -> bool {
-        self.version == VERSION
+    /// Returns whether the rockenv in the container understands this one's requests.
+    pub(crate) fn has_this_protocol(&self) -> bool {
+        self.protocol == protocol()
     }
 
     pub(super) fn save(&self, run: &Path) -> Result<()> {
@@ -452,7 +457,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     let mut state = ContainerRecord {
         id: hold.container.id.clone(),
         run: hold.run.clone(),
-        version: VERSION.to_owned(),
+        protocol: protocol(),
         made_of: hold.made_of.clone(),
         is_private: hold.is_private,
         ..ContainerRecord::default()

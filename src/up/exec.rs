@@ -158,9 +158,9 @@ fn await_note(run: &Path, waits: u64) {
 }
 
 /// Returns the record of the running container that other commands may join. A container listens a moment before it has
-/// a record. A waiting one of another version is about to end.
+/// a record. A waiting one with another protocol is about to end.
 fn joinable(run: &Path) -> Option<ContainerRecord> {
-    let ends = |state: &ContainerRecord| state.idle && !state.is_of_this_version();
+    let ends = |state: &ContainerRecord| state.idle && !state.has_this_protocol();
     ContainerRecord::read(run).filter(|state| !state.is_private && !ends(state))
 }
 
@@ -187,7 +187,7 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
     let Some(state) = joinable(&run) else {
         return Ok(None);
     };
-    if !state.is_of_this_version() {
+    if !state.has_this_protocol() {
         return Err(busy!(
             "the container of env `{}` was started by another version of rockenv",
             job.env
