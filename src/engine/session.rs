@@ -242,7 +242,7 @@ impl Client {
         }
     }
 
-    /// Requests a command; `fds` are its stdin, stdout and stderr, absent if it wants a terminal.
+    /// Requests a command; `fds` are its standard streams, as [`Request::Run`] describes.
     pub(crate) fn run(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         frames::send(&self.socket, &Request::Run(command), &fds)

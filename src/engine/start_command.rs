@@ -71,7 +71,8 @@ fn execute(
 ) -> std::io::Result<(Pid, Option<OwnedFd>)> {
     let (stdio, terminal) = if command.tty {
         let (outer, inner) = open_terminal(command)?;
-        ([inner.try_clone()?, inner.try_clone()?, inner], Some(outer))
+        let stderr = fds.into_iter().next().map_or_else(|| inner.try_clone(), Ok);
+        ([inner.try_clone()?, inner, stderr?], Some(outer))
     } else {
         let fds: [OwnedFd; 3] = fds
             .try_into()
@@ -173,15 +174,9 @@ mod tests {
     use super::*;
     use crate::engine::wire::Word;
 
-    #[test]
-    fn a_command_has_the_same_limits_everywhere_and_is_killed_first() {
-        let (soft, hard) = getrlimit(Resource::RLIMIT_CORE).unwrap();
-        setrlimit(Resource::RLIMIT_CORE, hard, hard).unwrap();
-        let (stack, most) = getrlimit(Resource::RLIMIT_STACK).unwrap();
-        setrlimit(Resource::RLIMIT_STACK, 4 << 20, most).unwrap();
-        let script = "ulimit -s && ulimit -c && ulimit -c \"$(ulimit -H -c)\" && cat /proc/self/oom_score_adj";
+    fn shell(script: &str, tty: bool) -> Command {
         let words = ["/bin/sh", "-c", script].map(|word| Word::Text(word.to_owned()));
-        let command = Command {
+        Command {
             argv: words.to_vec(),
             env: Vec::new(),
             cwd: "/".to_owned(),
@@ -189,8 +184,31 @@ mod tests {
             gid: nix::unistd::getgid().as_raw(),
             groups: None,
             no_new_privs: false,
-            tty: false,
-        };
+            tty,
+        }
+    }
+
+    #[test]
+    fn redirected_errors_are_not_in_the_terminal() {
+        let mut errors = tempfile::tempfile().unwrap();
+        let fds = vec![errors.try_clone().unwrap().into()];
+        let command = shell("test -t 0 && test -t 1 && echo error >&2", true);
+        let (pid, _terminal) = start(&command, fds, false).unwrap();
+        waitpid(pid, None).unwrap();
+        let mut text = String::new();
+        errors.rewind().unwrap();
+        errors.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "error\n");
+    }
+
+    #[test]
+    fn a_command_has_the_same_limits_everywhere_and_is_killed_first() {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_CORE).unwrap();
+        setrlimit(Resource::RLIMIT_CORE, hard, hard).unwrap();
+        let (stack, most) = getrlimit(Resource::RLIMIT_STACK).unwrap();
+        setrlimit(Resource::RLIMIT_STACK, 4 << 20, most).unwrap();
+        let script = "ulimit -s && ulimit -c && ulimit -c \"$(ulimit -H -c)\" && cat /proc/self/oom_score_adj";
+        let command = shell(script, false);
         let null = || OwnedFd::from(fs_err::File::open("/dev/null").unwrap().into_parts().0);
         let mut output = tempfile::tempfile().unwrap();
         let fds = vec![null(), output.try_clone().unwrap().into(), null()];

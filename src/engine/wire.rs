@@ -58,7 +58,7 @@ pub(crate) struct Command {
 /// Requests of a client to the agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Starts a command; without `tty` the frame carries stdin, stdout and stderr.
+    /// Starts a command. The frame carries stdin, stdout and stderr; with `tty` only a stderr that is no terminal.
     Run(Command),
     /// Sends a signal to the command's process group.
     Signal(i32),

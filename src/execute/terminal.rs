@@ -1,8 +1,8 @@
 //! Owns the terminal of `exec` and `shell`. Descriptors are passed to the command directly if that is safe. The
 //! user's terminal must not enter a container, so it is copied through pipes.
 
-use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -138,7 +138,11 @@ pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result
 /// Hands the command and its standard streams to the container.
 fn send(client: &Client, command: Command, copies: &mut Vec<Copy>) -> Result<()> {
     if command.tty {
-        return client.run(command, &[]);
+        // The terminal inside replaces only the user's terminal: a file keeps the errors.
+        let stderr = std::io::stderr();
+        check_kind(stderr.as_fd())?;
+        let apart = (!stderr.is_terminal()).then(|| stderr.as_fd());
+        return client.run(command, apart.as_slice());
     }
     let ends = standard_ends(copies)?;
     client.run(command, &ends.each_ref().map(AsFd::as_fd))
@@ -160,11 +164,7 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
     ];
     let mut ends = Vec::new();
     for (number, fd) in own.into_iter().enumerate() {
-        if beneath::kind(&fstat(&fd)?) == SFlag::S_IFDIR {
-            // A host directory inside would be a way out of the container.
-            return Err(usage!("standard input or output is a directory")
-                .help("rockenv exec ENV -- CMD </dev/null"));
-        }
+        check_kind(fd.as_fd())?;
         if nix::unistd::isatty(&fd)? {
             let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
             if number == 0 {
@@ -180,6 +180,15 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
     }
     ends.try_into()
         .map_err(|_| unexpected!("three descriptors became another number"))
+}
+
+/// Refuses a directory: a host directory inside would be a way out of the container.
+fn check_kind(stream: BorrowedFd<'_>) -> Result<()> {
+    if beneath::kind(&fstat(stream)?) == SFlag::S_IFDIR {
+        return Err(usage!("standard input or output is a directory")
+            .help("rockenv exec ENV -- CMD </dev/null"));
+    }
+    Ok(())
 }
 
 /// Waits until a descriptor is ready. Returns whether the client and the signals can be read, and the positions of the
