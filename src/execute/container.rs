@@ -30,7 +30,7 @@ use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::shell::quoted_path;
-use crate::tree;
+use crate::tree::{self, mounts};
 
 /// Directories on disk that every container gets empty, and that no snapshot contains.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
@@ -264,7 +264,7 @@ fn is_missing(directory: &Path, below: &Path) -> bool {
 }
 
 /// Returns a digest of the inputs of an `exec` or `shell` container on this machine outside its env: the directories of
-/// its volumes, the program, the name servers, the certificates, and `settings`.
+/// its volumes, the mounts inside them, the program, hosts and name servers, the certificates, and `settings`.
 ///
 /// A directory that was removed and created again counts as changed, because the container has the old one.
 pub(crate) fn inputs_digest(
@@ -275,6 +275,7 @@ pub(crate) fn inputs_digest(
     settings: &impl Serialize,
 ) -> Result<String> {
     let sources = source::directories(store, spec);
+    let mounted = mounts::mounted()?;
     let volumes = spec.volumes.iter().map(|volume| {
         let path = match (volume.kind, &volume.source) {
             // Replaced only under the env's lock, which the container's holder has.
@@ -284,11 +285,20 @@ pub(crate) fn inputs_digest(
             (VolumeKind::Cache, VolumeSource::Store) => Some(store.cache_dir(&volume.name)),
             (_, VolumeSource::Store) => Some(output_directory(store, env, &volume.name)),
         };
-        let found = path.and_then(|path| fs::metadata(path).ok());
-        found.map(|found| (found.dev(), found.ino()))
+        // The mount table has no symlinks.
+        let path = fs::canonicalize(path?).ok()?;
+        let found = fs::metadata(&path).ok()?;
+        let inside = mounted.iter().filter(|(point, _)| point.starts_with(&path));
+        let inside = inside.map(|(point, what)| (point.to_string_lossy(), what));
+        Some((found.dev(), found.ino(), inside.collect::<Vec<_>>()))
     });
-    // These two may also be rewritten in place.
-    let files = [host.program.as_path(), Path::new("/etc/resolv.conf")].map(|path| {
+    // They may also be rewritten in place. Docker and Podman copy `/etc/hosts` into a container when it starts.
+    let files = [
+        host.program.as_path(),
+        Path::new("/etc/hosts"),
+        Path::new("/etc/resolv.conf"),
+    ];
+    let files = files.map(|path| {
         let found = fs::metadata(path).ok();
         found.map(|found| (found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
     });

@@ -13,11 +13,15 @@ use crate::sys::error::Result;
 
 /// Returns the mount points at or below the absolute path `top` in this thread's namespace.
 pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
+    let mounted = mounted()?.into_iter().map(|(point, _)| point);
+    Ok(mounted.filter(|point| point.starts_with(top)).collect())
+}
+
+/// Returns the mount points in this thread's namespace, each with the device and the directory that are mounted there.
+pub(crate) fn mounted() -> Result<Vec<(PathBuf, String)>> {
     // Namespaces belong to threads, hence not `self`.
     let table = fs_err::read("/proc/thread-self/mountinfo")?;
-    Ok(points(&table)
-        .filter(|point| point.starts_with(top))
-        .collect())
+    Ok(points(&table).collect())
 }
 
 /// Returns the mount point at or above `path` for which `/etc/fstab` has a file system that is not mounted. Looks no
@@ -129,11 +133,13 @@ pub(crate) fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
     mount_with(None, at, flags)
 }
 
-fn points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
-    table
-        .split(|byte| *byte == b'\n')
-        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
-        .map(|field| PathBuf::from(OsString::from_vec(unescape(field))))
+fn points(table: &[u8]) -> impl Iterator<Item = (PathBuf, String)> {
+    table.split(|byte| *byte == b'\n').filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ').skip(2);
+        let what = [fields.next()?, fields.next()?].join(&b' ');
+        let point = PathBuf::from(OsString::from_vec(unescape(fields.next()?)));
+        Some((point, String::from_utf8_lossy(&what).into_owned()))
+    })
 }
 
 /// Decodes the kernel's octal escapes for blanks, tabs, newlines and backslashes.
@@ -177,8 +183,12 @@ mod tests {
     #[test]
     fn points_are_unescaped() {
         let table =
-            b"22 1 0:5 / /proc rw - proc proc rw\n23 1 0:6 / /a\\040b\\134c rw - tmpfs t rw\n";
+            b"22 1 0:5 / /proc rw - proc proc rw\n23 1 0:6 /d /a\\040b\\134c rw - tmpfs t rw\n";
         let found: Vec<_> = points(table).collect();
-        assert_eq!(found, [PathBuf::from("/proc"), PathBuf::from("/a b\\c")]);
+        let expected = [("/proc", "0:5 /"), ("/a b\\c", "0:6 /d")];
+        assert_eq!(
+            found,
+            expected.map(|(at, what)| (PathBuf::from(at), what.to_owned()))
+        );
     }
 }

@@ -5,10 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use nix::mount::{MsFlags, mount, umount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::env::{TestStore, is_service};
+use crate::support::loopfs::private_mounts;
 use crate::support::run::{
     Background, HANGS, children, finish, own_memory, processes, processes_called, surround,
     wait_for_process, wait_until,
@@ -305,6 +307,16 @@ fn what_another_would_be_made_of_ends_it() {
     assert_eq!(fs::read_to_string(out.join("mine")).unwrap(), "mine\n");
     let third = waiting(&store).unwrap();
     assert_ne!(third, second);
+    // Another file system in the directory, and then without it.
+    private_mounts();
+    let inner = source.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let (none, tmpfs) = (Some("none"), Some("tmpfs"));
+    mount(none, &inner, tmpfs, MsFlags::empty(), None::<&str>).unwrap();
+    let fourth = wait_after(&store, "true");
+    assert_ne!(fourth, third);
+    umount(&inner).unwrap();
+    assert_ne!(wait_after(&store, "true"), fourth);
     for text in ["idle = '3m'\n", "idle = '3m'\njobs = 3\n"] {
         let before = waiting(&store);
         fs::write(store.work().join("rockenv.toml"), text).unwrap();
