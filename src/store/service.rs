@@ -16,7 +16,7 @@ use super::shared::ARRIVING;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{
-    ArchiveEntry, ContainerTree, EngineImage, Labels, Object, ObjectFilter, Service,
+    ArchiveEntry, ContainerTree, EngineImage, Flavour, Labels, Object, ObjectFilter, Service,
 };
 use crate::plan::ids::{ImageKey, LayerId, StepKey, TreeId};
 pub(crate) use crate::plan::layer::SnapshotImage;
@@ -303,6 +303,20 @@ impl LockedEnv<'_> {
         // A container does not report changes that were carried over into it.
         Ok(service.carried(tree)?.is_some()
             || service.state(&name)?.is_some() && service.is_changed(&name)?)
+    }
+
+    /// Returns the service that lacks the container of the env's live tree. It was removed outside rockenv, or the
+    /// first command on the tree failed before it was made.
+    pub fn without_container(&self) -> Result<Option<Flavour>> {
+        let Some(tree) = &self.known_record()?.head.tree else {
+            return Ok(None);
+        };
+        let Some(service) = self.service()? else {
+            return Ok(None);
+        };
+        let state = service.state(&self.container_name(tree))?;
+        let is_lost = state.is_none() && service.carried(tree)?.is_none();
+        Ok(is_lost.then_some(service.flavour))
     }
 
     /// Removes the env's containers and images that no record or layer names, left by a killed command. Does nothing

@@ -283,6 +283,17 @@ fn failed_step(env: &LockedEnv<'_>) -> Result<Failed> {
     })
 }
 
+/// Warns if the container with the changes of earlier commands was removed, for example by `docker system prune`.
+fn warn_of_lost_changes(cx: &Context, env: &LockedEnv<'_>) -> Result<()> {
+    if let Some(flavour) = env.without_container()? {
+        cx.ui.warn(&format!(
+            "{flavour} has no container of env `{}`: changes by earlier `exec` and `shell` commands, if any, are gone",
+            env.name()
+        ));
+    }
+    Ok(())
+}
+
 /// Runs the job in a container of its own.
 fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
     let Job { host, store, .. } = job;
@@ -307,6 +318,7 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
         let layer = env.known_record()?.head.layer.clone();
         (env.checkout_tree(layer.as_ref())?, layer)
     } else {
+        warn_of_lost_changes(cx, &env)?;
         (env.live_tree()?, env.known_record()?.head.layer.clone())
     };
     let root = env.root(&tree, layer.as_ref(), None)?;

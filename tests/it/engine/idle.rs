@@ -1,6 +1,8 @@
 //! A container that waits for the next command: reused while nothing tells it from a fresh one, never an obstacle for
 //! other commands, and gone without a trace whatever ends it.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -483,7 +485,29 @@ fn killed_in_any_part_it_leaves_nothing() {
             store.assert_clean();
         }
     }
+    if is_service() {
+        wait_after(&store, "echo lost > ~/lost");
+        let state = fs::read(store.env_dir().join("run/state.json")).unwrap();
+        store.rockenv(&["down", store.env()]).ok();
+        remove_container(&state);
+        store.sh("ls ~/lost").says(&["has no container of env"]);
+        let ran = store.sh("true").ok();
+        assert!(!ran.err.contains("has no container"), "{}", ran.err);
+    }
     store.rockenv(&["fsck"]).ok();
+}
+
+/// Removes a container as `docker system prune` does once it has ended.
+fn remove_container(state: &[u8]) {
+    let state: serde_json::Value = serde_json::from_slice(state).unwrap();
+    let place = |name: &str| state["place"][name].as_str().unwrap();
+    let mut service = UnixStream::connect(place("socket")).unwrap();
+    let request = format!("DELETE /containers/{} HTTP/1.1", place("name"));
+    let request = format!("{request}\r\nHost: rockenv\r\nConnection: close\r\n\r\n");
+    service.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    service.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");
 }
 
 #[test]
