@@ -27,7 +27,8 @@ pub struct ShellArgs {
 
 /// Opens a shell in an env; returns its exit code.
 pub(crate) fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
-    let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
+    // Not a login shell: Debian's `/etc/profile` sets a `PATH` without rockenv's make and ninja.
+    let choose = "if command -v bash >/dev/null; then exec bash; else exec sh; fi";
     let job = Job {
         root: args.root,
         gpu: args.gpu,

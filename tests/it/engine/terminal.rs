@@ -110,9 +110,13 @@ fn there_may_be_no_terminal_no_input_and_no_reader() {
         through_sh("\"$1\" up \"$2\" --rerun one 2>&1 >/dev/null | head -c 1 >/dev/null").ok();
     assert_eq!(ran.err, "");
     store.up();
-    // A shell without a terminal reads its commands from stdin.
-    through_sh("echo 'tty; id -u' | \"$1\" shell \"$2\"")
-        .prints(&format!("not a tty\n{}", build_user().1));
+    // A shell without a terminal reads its commands from stdin. It has the variables of `exec`, whatever a distribution
+    // sets for login shells.
+    store
+        .root_sh("echo PATH=/usr/bin:/bin >> /etc/profile")
+        .ok();
+    through_sh("echo 'tty; id -u; echo ${PATH%%:*}' | \"$1\" shell \"$2\"")
+        .prints(&format!("not a tty\n{}\n/run/rockenv/bin", build_user().1));
 }
 
 #[test]
