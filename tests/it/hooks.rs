@@ -142,6 +142,16 @@ fn steps_see_the_hook_and_the_source_stays_as_it_is() {
         store.sh_in(&fork, cat).ok().prints("ONE\ngenerated");
         store.sh("cat /v/src/made-by-step").ok().prints("generated");
         store.rockenv(&["rm", "--yes", &fork]).ok();
+        assert_eq!(seen(&src), before);
+        // A command sees a file that an editor replaced after the last command. A service has a copy.
+        let (new, file) = (store.work().join("c.txt"), src.join("d/c.txt"));
+        fs::write(&new, "new\n").unwrap();
+        store.sh("cat /v/src/d/c.txt").ok().prints("x\ny\nz");
+        fs::rename(new, file).unwrap();
+        if !is_service() {
+            store.sh("cat /v/src/d/c.txt").ok().prints("new");
+        }
+        let before = seen(&src);
         store.rockenv(&["rm", "--yes", store.env()]).ok();
         assert_eq!(seen(&src), before);
     }
