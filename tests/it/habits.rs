@@ -390,11 +390,8 @@ fn a_profile_that_cannot_run_is_not_ok() {
 fn a_broken_configuration_is_named_and_does_not_stop_doctor() {
     let store = TestStore::new();
     for (text, words) in [
-        (
-            "disk-floor = \"2\"",
-            &["`disk-floor`: ", "rockenv.toml:1:14"][..],
-        ),
-        ("jobs = 0", &["`jobs`: "]),
+        ("jobs = 0", &["`jobs`: "][..]),
+        ("disk-floor = '2'", &["`disk-floor`: ", "rockenv.toml:1:14"]),
         ("\ntargets = [\"gfx1130\"]", &["rockenv.toml:2:11"]),
         ("jobs = \"many\"", &["rockenv.toml:1:8"]),
         ("nonsense = 1", &["unknown key `nonsense`"]),
