@@ -63,7 +63,12 @@ impl Execution<'_, '_> {
     /// results too.
     pub(super) fn leave_results(&self, step: &Step, before: &[OutputBefore]) -> Result<()> {
         let left = before.iter().map(|before| {
-            let now = Listing::of(&self.directory_of(before)?)?;
+            let directory = self.directory_of(before)?;
+            let now = match before.is_at(&directory)? {
+                true => Listing::of(&directory)?,
+                // The files there are another program's.
+                false => Listing::default(),
+            };
             Ok((before, now.since(&before.listing)))
         });
         self.env

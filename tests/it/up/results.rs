@@ -119,6 +119,7 @@ fn a_step_whose_output_was_renamed_meanwhile_gets_no_snapshot() {
         fs::rename(&now, &renamed).unwrap();
         if to != "renamed" {
             fs::create_dir(&now).unwrap();
+            fs::write(now.join("theirs"), "").unwrap();
         }
         fs::remove_file(renamed.join("began")).unwrap();
         up.wait()
@@ -128,6 +129,9 @@ fn a_step_whose_output_was_renamed_meanwhile_gets_no_snapshot() {
         let layers = fs::read_dir(store.home().join("layers")).unwrap();
         assert_eq!(layers.count(), 0);
     }
+    // The resumed step does not take the files in the new directory for its own.
+    let unfinished = store.home().join("envs").join(env).join("unfinished.json");
+    assert!(!fs::read_to_string(unfinished).unwrap().contains("theirs"));
 }
 
 #[test]
