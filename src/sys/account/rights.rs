@@ -354,8 +354,12 @@ impl Call {
             Self::SetMode { path, mode } => {
                 let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
                 let directory = beneath::open_by(at, &path[..], flags, beneath::BELOW)?;
-                let kept = nix::sys::stat::fstat(&directory)?.st_mode & Mode::S_ISGID.bits();
-                nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(mode | kept))?;
+                let old = nix::sys::stat::fstat(&directory)?.st_mode;
+                // If the user is not in the directory's group, the kernel clears the bit whenever the mode is set.
+                if old & 0o777 != *mode {
+                    let new = mode | (old & Mode::S_ISGID.bits());
+                    nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(new))?;
+                }
             }
             Self::Rename { from, to, replace } => match replace {
                 true => nix::fcntl::renameat(at, &from[..], at, &to[..])?,
@@ -494,6 +498,19 @@ mod tests {
             std::os::unix::fs::chown(directory.path(), Some(4321), Some(gid)).unwrap();
             let owner = Rights::Own.owner_for_root_files(opened.as_fd());
             assert_eq!(owner.unwrap(), wanted);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_has_its_mode_already_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let opened = beneath::open_path(directory.path()).unwrap();
+        let mode = || nix::sys::stat::fstat(&opened).unwrap().st_mode & 0o7777;
+        for (before, wanted, after) in [(0o1755, 0o755, 0o1755), (0o1755, 0o700, 0o700)] {
+            let before = std::fs::Permissions::from_mode(before);
+            fs_err::set_permissions(directory.path(), before).unwrap();
+            Rights::Own.set_mode(opened.as_fd(), ".", wanted).unwrap();
+            assert_eq!(mode(), after);
         }
     }
 
