@@ -346,6 +346,9 @@ mod tests {
     fn a_manifest_waits_for_the_export_of_another_env() {
         let (_directory, from, to, arguments) = item();
         fs::write(&from, "one").unwrap();
+        // The user's own lock is in no export's way.
+        let directory = fs::File::open(&to).unwrap();
+        directory.file().lock().unwrap();
         let target = to.clone();
         let works: [Box<dyn FnOnce() + Send>; 2] = [
             Box::new(move || Manifest::read(&target).unwrap().write(&target).unwrap()),

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -137,11 +138,23 @@ fn word(path: &Path) -> String {
     word
 }
 
-/// Locks the manifest against exports of other envs to the same directory, if its file system can lock it.
+/// Opens the manifest for appending, and locks it against exports of other envs to the same directory, if its file
+/// system can lock it. The directory may be locked by the user: `flock DIRECTORY rockenv up ENV`.
 pub(super) fn lock(target: &Path) -> Result<fs::File> {
-    let directory = fs::File::open(target)?;
-    directory.file().lock().ok();
-    Ok(directory)
+    let path = target.join(MANIFEST);
+    loop {
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .custom_flags(nix::libc::O_NOFOLLOW)
+            .open(&path)?;
+        file.file().lock().ok();
+        // The other export may have replaced the file.
+        let (locked, now) = (file.metadata()?, if_exists(fs::symlink_metadata(&path))?);
+        if now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino())) {
+            return Ok(file);
+        }
+    }
 }
 
 /// The manifest of an output volume: everything that exports left there.
@@ -212,12 +225,7 @@ impl Manifest {
     /// Adds a line before the file exists. Without the line, the next export would refuse to replace the file.
     pub(super) fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
         // `write` replaces the file, and would lose a line that is added to the old one.
-        let _lock = lock(target)?;
-        let mut file = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .custom_flags(nix::libc::O_NOFOLLOW)
-            .open(target.join(MANIFEST))?;
+        let mut file = lock(target)?;
         let end = if self.is_open { "\n" } else { "" };
         self.is_open = false;
         let line = marked(&[left.line(name)]);
