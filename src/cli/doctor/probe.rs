@@ -1,6 +1,6 @@
 //! Owns gathering the facts that `examine` judges. Probing changes nothing and leaves nothing behind.
 
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -205,8 +205,8 @@ impl GpuFacts {
     }
 }
 
-/// Returns the findings that a program prints, or none if it has printed nothing by the time limit. Then it may hang in
-/// a driver, where no signal ends it, so nothing waits for it.
+/// Returns the findings in the line that a program prints, or none if it has printed nothing by the time limit. It may
+/// hang in a driver, also while it ends, where no signal helps, so nothing waits for its end.
 fn answer(command: &mut Command, limit: Duration) -> std::io::Result<Vec<Finding>> {
     let command = command.stdin(Stdio::null()).stderr(Stdio::null());
     let mut child = command.stdout(Stdio::piped()).spawn()?;
@@ -214,11 +214,9 @@ fn answer(command: &mut Command, limit: Duration) -> std::io::Result<Vec<Finding
     if let Some(output) = &mut child.stdout
         && readable([Some(output.as_fd())], Some(limit)) == Ok([true])
     {
-        output.read_to_end(&mut text)?;
-        child.wait()?;
-    } else {
-        child.kill()?;
+        BufReader::new(output).read_until(b'\n', &mut text)?;
     }
+    child.kill().ok();
     Ok(serde_json::from_slice(&text).unwrap_or_default())
 }
 
@@ -232,7 +230,7 @@ mod tests {
         let text = serde_json::to_string(&[&found]).unwrap();
         let begun = std::time::Instant::now();
         for (script, limit, wanted) in [
-            ("printf %s \"$0\"; exit 4", PATIENCE, vec![found]),
+            ("echo \"$0\"; exec sleep 60", PATIENCE, vec![found]),
             ("exec sleep 60", Duration::from_millis(20), Vec::new()),
         ] {
             let mut shell = Command::new("sh");
