@@ -34,18 +34,22 @@ use crate::up::request::WHAT;
 const THIS: &str = concat!("rockenv/rockenv@v", env!("CARGO_PKG_VERSION"));
 
 /// Variables without the prefix `ROCKENV_` that rockenv reads as root in a job on GitHub's own runners.
-const FOR_ROOT: [&str; 14] = [
+const FOR_ROOT: [&str; 18] = [
     "CI",
+    "CLICOLOR_FORCE",
     "CONTAINER_HOST",
     "COSIGN_PASSWORD",
     "DOCKER_HOST",
+    "FTP_PROXY",
     "GITHUB_ACTIONS",
     "GITHUB_STEP_SUMMARY",
     "HTTPS_PROXY",
     "HTTP_PROXY",
+    "NO_COLOR",
     "NO_PROXY",
     "REGISTRY_AUTH_FILE",
     "TMPDIR",
+    "ftp_proxy",
     "http_proxy",
     "https_proxy",
     "no_proxy",
