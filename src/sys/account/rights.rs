@@ -212,8 +212,8 @@ impl Rights {
         self.make(&Call::SetTime { path, mtime }, &[at]).map(drop)
     }
 
-    /// Sets a directory's mode. Its set-group-ID bit stays: the user set it, or the parent directory has it, and it gives
-    /// new files the directory's group, which may be a team's.
+    /// Sets a directory's mode. Its set-group-ID bit stays: the user set it, or the parent directory has it, and it
+    /// gives new files the directory's group, which may be a team's.
     pub(crate) fn set_mode<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
