@@ -305,12 +305,9 @@ impl LockedEnv<'_> {
             || service.state(&name)?.is_some() && service.is_changed(&name)?)
     }
 
-    /// Returns the service that lacks the container of the env's live tree. It was removed outside rockenv, or the
+    /// Returns the service that lacks the container of a live or failed tree. It was removed outside rockenv, or the
     /// first command on the tree failed before it was made.
-    pub fn without_container(&self) -> Result<Option<Flavour>> {
-        let Some(tree) = &self.known_record()?.head.tree else {
-            return Ok(None);
-        };
+    pub fn without_container(&self, tree: &TreeId) -> Result<Option<Flavour>> {
         let Some(service) = self.service()? else {
             return Ok(None);
         };

@@ -15,7 +15,7 @@ use crate::execute::gpu_check::{self, GpuCheck};
 use crate::execute::terminal::Exit;
 use crate::execute::{ByHand, base_environment, container, host_environment, terminal};
 use crate::image::certificates;
-use crate::plan::ids::EnvName;
+use crate::plan::ids::{EnvName, TreeId};
 use crate::plan::record::Failed;
 use crate::plan::resolve::{self, Spec};
 use crate::rocm::gpu::{self, Choice, Device, Selector};
@@ -283,11 +283,17 @@ fn failed_step(env: &LockedEnv<'_>) -> Result<Failed> {
     })
 }
 
-/// Warns if the container with the changes of earlier commands was removed, for example by `docker system prune`.
-fn warn_of_lost_changes(cx: &Context, env: &LockedEnv<'_>) -> Result<()> {
-    if let Some(flavour) = env.without_container()? {
+/// Warns if the container of a live or failed tree was removed, for example by `docker system prune`.
+pub(crate) fn warn_of_lost_changes(
+    cx: &Context,
+    env: &LockedEnv<'_>,
+    tree: Option<&TreeId>,
+) -> Result<()> {
+    if let Some(tree) = tree
+        && let Some(flavour) = env.without_container(tree)?
+    {
         cx.ui.warn(&format!(
-            "{flavour} has no container of env `{}`: changes by earlier `exec` and `shell` commands, if any, are gone",
+            "{flavour} has no container of env `{}`: changes outside volumes since its snapshot, if any, are gone",
             env.name()
         ));
     }
@@ -312,13 +318,14 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
         env.show_volumes()?;
     }
     let (tree, layer) = if let Some(failed) = failed {
+        warn_of_lost_changes(cx, &env, Some(&failed.tree))?;
         env.show_failed()?;
         (failed.tree, failed.parent)
     } else if job.apart {
         let layer = env.known_record()?.head.layer.clone();
         (env.checkout_tree(layer.as_ref())?, layer)
     } else {
-        warn_of_lost_changes(cx, &env)?;
+        warn_of_lost_changes(cx, &env, env.known_record()?.head.tree.as_ref())?;
         (env.live_tree()?, env.known_record()?.head.layer.clone())
     };
     let root = env.root(&tree, layer.as_ref(), None)?;

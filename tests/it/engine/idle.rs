@@ -486,23 +486,45 @@ fn killed_in_any_part_it_leaves_nothing() {
         }
     }
     if is_service() {
-        wait_after(&store, "echo lost > ~/lost");
-        let state = fs::read(store.env_dir().join("run/state.json")).unwrap();
-        store.rockenv(&["down", store.env()]).ok();
-        remove_container(&state);
-        store.sh("ls ~/lost").says(&["has no container of env"]);
-        let ran = store.sh("true").ok();
-        assert!(!ran.err.contains("has no container"), "{}", ran.err);
+        lost_changes_are_reported(&store);
     }
     store.rockenv(&["fsck"]).ok();
 }
 
-/// Removes a container as `docker system prune` does once it has ended.
-fn remove_container(state: &[u8]) {
-    let state: serde_json::Value = serde_json::from_slice(state).unwrap();
+fn lost_changes_are_reported(store: &TestStore) {
+    let read = |file: &str| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(store.env_dir().join(file)).unwrap()).unwrap()
+    };
+    let lost = &["has no container of env"];
+    wait_after(store, "echo lost > ~/lost");
+    let (state, record) = (read("run/state.json"), read("record.json"));
     let place = |name: &str| state["place"][name].as_str().unwrap();
-    let mut service = UnixStream::connect(place("socket")).unwrap();
-    let request = format!("DELETE /containers/{} HTTP/1.1", place("name"));
+    let (socket, name) = (place("socket"), place("name"));
+    store.rockenv(&["down", store.env()]).ok();
+    remove_container(socket, name);
+    store.sh("ls ~/lost").says(lost);
+    let ran = store.sh("true").ok();
+    assert!(!ran.err.contains(lost[0]), "{}", ran.err);
+    store.rockenv(&["down", store.env()]).ok();
+    remove_container(socket, name);
+    let create = ["snapshot", "create", store.env(), "later"];
+    store.rockenv(&create).ok().says(lost);
+    store.profile(&format!("{TWO}[[step]]\nname = 'fails'\nrun = 'false'\n"));
+    store.rockenv(&["up", store.env()]).exits(5);
+    let failed = read("record.json");
+    let tree = |value: &serde_json::Value| value["tree"].as_str().unwrap().to_owned();
+    let name = name.replace(&tree(&record["head"]), &tree(&failed["failed"]));
+    remove_container(socket, &name);
+    store
+        .rockenv(&["shell", "--failed", store.env()])
+        .ok()
+        .says(lost);
+}
+
+/// Removes a container as `docker system prune` does once it has ended.
+fn remove_container(socket: &str, name: &str) {
+    let mut service = UnixStream::connect(socket).unwrap();
+    let request = format!("DELETE /containers/{name} HTTP/1.1");
     let request = format!("{request}\r\nHost: rockenv\r\nConnection: close\r\n\r\n");
     service.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
