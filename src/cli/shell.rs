@@ -28,7 +28,9 @@ pub struct ShellArgs {
 /// Opens a shell in an env; returns its exit code.
 pub(crate) fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
     // Not a login shell: Debian's `/etc/profile` sets a `PATH` without rockenv's make and ninja.
-    let choose = "if command -v bash >/dev/null; then exec bash; else exec sh; fi";
+    // Its errors are on its terminal, if it has one: a shell whose stderr is a file shows no prompt.
+    let choose =
+        "test -t 1 && exec 2>&1; if command -v bash >/dev/null; then exec bash; else exec sh; fi";
     let job = Job {
         root: args.root,
         gpu: args.gpu,

@@ -57,6 +57,18 @@ fn a_shell_has_a_terminal() {
     terminal.expect("pasted");
     terminal.write("exit 6\n");
     terminal.wait(6);
+    // The prompt is on the terminal even if the messages of rockenv are not.
+    let own = store.command(&["shell", store.env()]);
+    let mut quiet = Command::new("sh");
+    let words = ["-c", "\"$0\" shell \"$1\" 2>/dev/null"];
+    quiet.args(words).arg(own.get_program()).arg(store.env());
+    surround(&mut quiet, &own);
+    store.become_user(&mut quiet);
+    let mut quiet = Terminal::start(quiet, 24, 80);
+    quiet.write("PS1=quiet'> '\n");
+    quiet.expect("quiet> ");
+    quiet.write("exit 3\n");
+    quiet.wait(3);
 }
 
 #[test]
