@@ -189,7 +189,7 @@ fn join(cx: &Context, job: &Job) -> Result<Option<Exit>> {
     };
     if !state.has_this_protocol() {
         return Err(busy!(
-            "the container of env `{}` was started by another version of rockenv",
+            "the container of env `{}` was started by another build of rockenv",
             job.env
         )
         .help(format!(

@@ -133,7 +133,7 @@ fn the_next_command_runs_in_the_same_container() {
     store
         .sh("true")
         .exits(6)
-        .says(&["another version of rockenv", "rockenv down"]);
+        .says(&["another build of rockenv", "rockenv down"]);
     fs::write(&record, text).unwrap();
     drop(long);
     // A command on a tree that ends with it shares its container with no other one.
