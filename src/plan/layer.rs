@@ -62,8 +62,7 @@ pub struct Layer {
     /// The snapshot's image, if a service holds the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<SnapshotImage>,
-    /// The clones in the store that its build volumes were built from, by volume; `None` if they are those of the layer
-    /// below, or not known.
+    /// The clones in the store that its build volumes were built from, by volume, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clones: Option<BTreeMap<String, String>>,
     /// Key of the unfinished step that began on its build volumes.

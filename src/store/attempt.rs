@@ -1,5 +1,6 @@
 //! Owns the record of the step that began last in an env and did not succeed, and of commands that joined it.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
 
@@ -8,9 +9,10 @@ use jiff::Timestamp;
 
 use super::env::remove;
 use super::layer::boot_id;
-use super::{LockedEnv, Store, build_logs};
+use super::{LockedEnv, Store, build_logs, source};
 use crate::plan::ids::{EnvName, LayerId, StepKey, VolumeId};
 use crate::plan::record::Record;
+use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, Survives};
 use crate::sys::error::{Result, if_exists};
 
@@ -65,6 +67,25 @@ impl Store {
             sees_volumes: true,
             began,
         }))
+    }
+
+    /// Returns the clones in the store that an env's build volumes were built from, by volume, if known: those of `last`,
+    /// the spec of the last `up`, if one of its steps has begun on the volumes, or else those of the layer with the same
+    /// content, which a rollback may have restored.
+    pub(crate) fn clones_in_volumes(
+        &self,
+        name: &EnvName,
+        record: &Record,
+        last: &Spec,
+    ) -> Result<Option<BTreeMap<String, String>>> {
+        let begun = self.attempt(name, record)?;
+        if begun.is_some_and(|key| last.steps.iter().any(|step| step.key == key)) {
+            return Ok(Some(source::clones(self, last)));
+        }
+        // A missing layer is reported where it is needed.
+        let layer = record.head.volumes_from().layer;
+        let layer = layer.and_then(|layer| self.layer(&layer).ok()?);
+        Ok(layer.and_then(|layer| layer.clones))
     }
 
     /// Returns when the first of the unfinished runs of a step began whose work is in the current build volumes, if

@@ -10,7 +10,7 @@ use super::attempt::{ATTEMPT, Attempt, RUNNING};
 use super::history::{ByHand, History, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
-use super::{LockedEnv, check_name, lock_files, source};
+use super::{LockedEnv, check_name, lock_files};
 use crate::plan::ids::{LayerId, StepKey, TreeId, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Outcome, Record, Snapshot};
@@ -105,7 +105,7 @@ impl LockedEnv<'_> {
             env: Some(record.id.clone()),
             image_key: self.store.image_below(freeze.parent, &record.image_key)?,
             tree: Some(freeze.tree.clone()),
-            clones: self.clones_in(freeze, begun.is_some()),
+            clones: self.clones()?,
             begun: begun.as_ref().map(|begun| begun.key.clone()),
             began: begun.and_then(|begun| begun.began),
             title: freeze.name.to_owned(),
@@ -178,11 +178,13 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns the clones that a step read which wrote to the build volumes: a rollback does not restore the spec.
-    fn clones_in(&self, freeze: &Freeze<'_>, has_begun: bool) -> Option<BTreeMap<String, String>> {
-        let is_built = freeze.key.is_some() || has_begun;
-        let spec = self.store.spec(self.name()).ok().filter(|_| is_built)?;
-        Some(source::clones(self.store, &spec))
+    /// Returns the clones that the build volumes were built from, if known: a rollback does not restore the spec.
+    fn clones(&self) -> Result<Option<BTreeMap<String, String>>> {
+        let (store, name) = (self.store, self.name());
+        let last = store.spec(name).ok();
+        last.map_or(Ok(None), |last| {
+            store.clones_in_volumes(name, self.known_record()?, &last)
+        })
     }
 
     /// Returns the step that began on the build volumes, for a snapshot that no step makes.

@@ -104,6 +104,9 @@ fn objects_of_another_revision_are_built_again() {
             store.profile(&profile(&one).replace("'test", "'false; test"));
             store.rockenv(&["up", store.env()]).exits(4);
             store.rockenv(&["rollback", store.env(), "build"]).ok();
+            let mine = ["snapshot", "create", store.env(), "mine"];
+            store.rockenv(&mine).ok();
+            store.rockenv(&["rollback", store.env(), "mine"]).ok();
         }
         store.profile(&profile(&one));
         let before = ["up", store.env(), "--until", "before"];
