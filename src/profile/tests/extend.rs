@@ -38,7 +38,7 @@ fn extending_merges_by_key_and_name() {
     let child = r#"
 extends = "base"
 targets = ["gfx1103"]
-params = { suite = "forky" }
+params = { suite = "forky", archs = "y" }
 [resources]
 disk = "20G"
 [env]
@@ -73,6 +73,11 @@ export = [{ from = "/x", to = "out" }]
     assert_eq!(hooks, ["one"]);
     assert_eq!(profile.params["suite"], "forky");
     assert_eq!(profile.params["arch"], "x");
+    // The other parameters may be for other profiles that extend the base.
+    let mut advice = advice(&profile);
+    advice.retain(|advice| advice.starts_with("parameter"));
+    assert_eq!(advice.len(), 1, "{advice:#?}");
+    assert_has!(advice[0], "parameter `archs` is not used");
     assert_eq!(profile.resources.disk, Some(20 << 30));
     assert_eq!(profile.resources.memory_max, Some(Amount::Percent(90)));
     assert_eq!(
