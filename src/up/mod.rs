@@ -443,7 +443,8 @@ fn nothing_to_do(
     // Variables for using the results are in no key, so they may have changed.
     let before = run.with.store.spec(&spec.name).ok();
     // The build volumes belong to the user who built last, even if another user has the same steps.
-    let user = before.as_ref().map_or(&spec.user, |before| &before.user);
+    let owner = before.as_ref().filter(|_| !record.head.volumes.is_empty());
+    let user = owner.map_or(&spec.user, |before| &before.user);
     let saved = Spec {
         user: user.clone(),
         ..spec.clone()

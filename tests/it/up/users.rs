@@ -61,4 +61,11 @@ fn another_user_s_env_is_not_continued_and_a_new_one_shares_the_steps_of_root() 
     store.profile(&format!("{volume}{one}{two}"));
     let said = by_another(&store, &["up", env, "--name", &name]).exits(9);
     said.says(&["build volume `build` belongs to user 1234"]);
+    // Without build volumes, commands run as the user of the last `up`.
+    let name = format!("{env}-d");
+    store.profile("[[step]]\nname = 'one'\nuser = 'root'\nrun = 'true'\n");
+    store.rockenv(&["up", env, "--name", &name]).ok();
+    by_another(&store, &["up", env, "--name", &name]).ok();
+    let exec = ["exec", &name, "--", "id", "-u"];
+    by_another(&store, &exec).ok().prints("4321");
 }
