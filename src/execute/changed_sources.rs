@@ -61,20 +61,22 @@ impl Execution<'_, '_> {
         Ok(self.changed(before)?.is_empty())
     }
 
-    /// Warns about inputs of a step that their sources lack: no change of the intended file would run the step again.
-    pub(super) fn warn_absent_inputs(&self, step: &Step) {
-        let prints = &self.spec.fingerprints;
-        let is_absent = |input: &&String| {
-            let print = prints.get(*input);
-            print.is_some_and(|print| source::is_absent(print))
-        };
-        for input in step.inputs.iter().filter(is_absent) {
-            self.reporter.warn(format!(
-                "step `{}`: input `{input}` does not exist in the source: check its name, \
-                 because other files do not run the step again",
-                step.name
-            ));
+    /// Warns about inputs of a step that their sources lack: no change of the intended file would run the step again. An
+    /// earlier step may have made an input that the key counts as missing.
+    pub(super) fn warn_absent_inputs(&self, step: &Step) -> Result<()> {
+        for input in &step.inputs {
+            let known = self.spec.fingerprints.get(input);
+            if known.is_some_and(|print| source::is_absent(print))
+                && source::is_absent(&self.print_now(input)?)
+            {
+                self.reporter.warn(format!(
+                    "step `{}`: input `{input}` does not exist in the source: check its name, \
+                     because other files do not run the step again",
+                    step.name
+                ));
+            }
         }
+        Ok(())
     }
 
     fn is_users_own(&self, input: &str) -> bool {

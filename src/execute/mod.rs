@@ -206,7 +206,9 @@ impl Execution<'_, '_> {
                 Ok(true) => return Ok(Some(ExecutionProgress::Changed(last.cloned()))),
                 Err(error) => return stopped(Ended::failed(error, self.signals), last.is_some()),
             }
-            self.warn_absent_inputs(step);
+            if let Err(error) = self.warn_absent_inputs(step) {
+                return stopped(Ended::failed(error, self.signals), last.is_some());
+            }
             reporter.emit(&Event::StepStarted {
                 index,
                 total,
