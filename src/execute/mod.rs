@@ -90,8 +90,8 @@ pub(crate) struct Execution<'a, 'store> {
     pub clean: bool,
     /// The first step of this run that was built from other sources than its key states.
     pub stale: Option<StaleStep>,
-    /// Is told about each new snapshot once it is in the record.
-    pub recorded: Option<&'a Sender<LayerId>>,
+    /// Is told the step of each new snapshot once the record has it.
+    pub recorded: Option<&'a Sender<StepName>>,
     /// Limits on what may run at once.
     pub sizing: &'a Sizing,
     pub signals: &'a Signals,
@@ -223,7 +223,7 @@ impl Execution<'_, '_> {
                 StepEnd::Frozen(layer) => {
                     finished(event::Outcome::Done, self.cost_of(&step.name));
                     if let Some(recorded) = self.recorded {
-                        drop(recorded.send(layer.clone()));
+                        drop(recorded.send(planned.name.clone()));
                     }
                     durable.add(layer);
                     last = Some(&planned.name);

@@ -71,6 +71,12 @@ impl Repository {
         self.reference.tag.as_deref()
     }
 
+    /// Returns the repository without the tag for the last snapshot.
+    pub(crate) fn untagged(mut self) -> Self {
+        self.reference.tag = None;
+        self
+    }
+
     fn digest(&self) -> Option<&str> {
         self.reference.sha256.as_deref()
     }

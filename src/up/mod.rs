@@ -43,7 +43,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 
 use crate::execute::{BlockedResults, Ended, ExecutionProgress};
-use crate::plan::ids::{EnvName, LayerId};
+use crate::plan::ids::EnvName;
 use crate::plan::record::{Outcome as StepOutcome, Record};
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, Plan, StepOptions};
@@ -218,13 +218,13 @@ fn check_inputs(
     Ok(())
 }
 
-/// Resolves, locks, plans and executes. `recorded` is told about each new snapshot.
+/// Resolves, locks, plans and executes. `recorded` is told the step of each new snapshot.
 fn build(
     task: Task<'_>,
     args: &UpOptions,
     store: &Store,
     selection: &Selection,
-    recorded: Option<&Sender<LayerId>>,
+    recorded: Option<&Sender<StepName>>,
 ) -> Result<Finished> {
     let run = Run {
         with: Fetching {
@@ -331,8 +331,8 @@ struct Run<'a> {
     with: Fetching<'a>,
     args: &'a UpOptions,
     source: Option<Source<'a>>,
-    /// Is told about each new snapshot.
-    recorded: Option<&'a Sender<LayerId>>,
+    /// Is told the step of each new snapshot.
+    recorded: Option<&'a Sender<StepName>>,
     /// Warnings given so far: each attempt examines the sources and volumes again.
     told: RefCell<BTreeSet<String>>,
 }

@@ -3,19 +3,20 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::image::BuildProgress;
 use crate::image::oci::Notice;
-use crate::plan::ids::{EnvName, LayerId};
+use crate::plan::ids::EnvName;
 use crate::plan::record::Record;
 use crate::share::{self, Pushed, Repository, Shareable};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::store::images::TaskContext;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::name::StepName;
 use crate::sys::signals::stop_if;
 use crate::sys::thread;
 use crate::ui::{Reporter, size};
@@ -94,6 +95,9 @@ fn send(
     Ok(pushed)
 }
 
+/// Added to the nice value of a push in the background.
+const NICE: i32 = 10;
+
 /// How often the end of a push in the background is looked for.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -101,8 +105,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// failed, and pushes it again.
 #[derive(Debug)]
 pub(crate) struct Background {
-    /// Takes each new snapshot of the env.
-    pub(super) recorded: Sender<LayerId>,
+    /// Takes the step of each new snapshot of the env.
+    pub(super) recorded: Sender<StepName>,
     /// Number of bytes that the current push has read.
     done: Arc<AtomicU64>,
     cancel: Arc<AtomicBool>,
@@ -117,16 +121,27 @@ impl Background {
         name: &EnvName,
         reuse: Reuse,
     ) -> Result<Self> {
-        let repository = registry::repository_to_push(task.cx, None, None)?;
+        // The user's tag moves only at the end, to the last snapshot.
+        let repository = registry::repository_to_push(task.cx, None, None)?.untagged();
         let (config, store, name) = (task.cx.config.clone(), store.clone(), name.clone());
-        let (recorded, snapshots) = channel::<LayerId>();
+        let (recorded, steps) = channel::<StepName>();
         let (done, cancel) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (count, stop) = (Arc::clone(&done), Arc::clone(&cancel));
         let thread = thread::start(move || {
+            // The build comes first. Threads that pack layers inherit this.
+            rustix::process::nice(NICE).ok();
             let (mut sent, mut failed) = (Pushed::default(), None);
-            while snapshots.recv().is_ok() && !stop.load(Ordering::Relaxed) {
-                // One push takes all snapshots so far.
-                snapshots.try_iter().for_each(drop);
+            while let Ok(mut step) = steps.recv() {
+                // One push takes all new snapshots, and the push at the end takes the last ones.
+                let next = loop {
+                    match steps.try_recv() {
+                        Ok(newer) => step = newer,
+                        Err(next) => break next,
+                    }
+                };
+                if next == TryRecvError::Disconnected {
+                    break;
+                }
                 let mut progress = |progress: BuildProgress<'_>| {
                     if let BuildProgress::Bytes { done, .. } = progress {
                         count.store(done, Ordering::Relaxed);
@@ -140,7 +155,8 @@ impl Background {
                     progress: &mut progress,
                     cancel: &stop,
                 };
-                let what = Shareable::of(&store, &name, None, reuse, &|_| ());
+                // Snapshots of later steps are older: this `up` replaces them.
+                let what = Shareable::of(&store, &name, Some(&*step), reuse, &|_| ());
                 match what.and_then(|what| share::push(&store, &repository, &what, &mut cx)) {
                     Ok(pushed) => (sent, failed) = (pushed.after(&sent), None),
                     Err(error) => failed = failed.or(Some(error)),

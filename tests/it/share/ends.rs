@@ -43,6 +43,18 @@ fn the_steps_before_one_that_failed_are_pushed() {
     let up = two.run(&two.one, &["up", name, "--push"]).exits(5);
     let said = up.err.replace(&format!("rockenv up {name} --push\n"), "");
     assert!(!said.contains("push"), "{}", up.err);
+    // While steps are built again, no push sends the snapshots that they replace, or moves the user's tag.
+    two.one
+        .profile(&then("sleep 1").replace("echo one", "echo new"));
+    two.run(&two.one, &["up", name]).ok();
+    let again = ["up", name, "--rerun", "one", "--push"];
+    let tagged = format!("{}:mine", two.repository());
+    two.with(&two.one, &again, &tagged)
+        .ok()
+        .says(&["2 snapshots at", "as `mine`; 2 layers sent"]);
+    let set = two.registry.answered("PUT");
+    let set = set.iter().filter(|path| path.ends_with("/manifests/mine"));
+    assert_eq!(set.count(), 1);
 }
 
 #[test]
