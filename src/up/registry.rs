@@ -1,7 +1,6 @@
 //! Owns the registry side of `push`, `pull`, `import`, `up` and `plan`: the choice of the registry, and its content.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
@@ -191,18 +190,20 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Pulls the longest available prefix of the steps to run, but none that was `pulled` before: the plan may refuse
-    /// it, and another pull would change nothing. Returns false without one.
+    /// Pulls the longest available prefix of the steps to run. Returns false without one, and if the plan refuses what
+    /// was `pulled` last: another pull would change nothing.
     pub(crate) fn pull_steps(
         &self,
         store: &Store,
         gathered: &Gathered<'_>,
         spec: &Spec,
         asked: &StepOptions,
-        pulled: &mut BTreeSet<StepKey>,
+        pulled: &mut Option<StepKey>,
     ) -> Result<bool> {
         let mut keys = missing_keys(store, gathered, spec, asked)?;
-        keys.retain(|key| !pulled.contains(key));
+        if pulled.as_ref().is_some_and(|key| keys.contains(key)) {
+            return Ok(false);
+        }
         while let Some(key) = self.available(&keys)? {
             let service = gathered.selection.choice.service.as_deref();
             let service = service.map(Service::connect).transpose()?;
@@ -213,7 +214,7 @@ impl<'a> Source<'a> {
             };
             let wanted = SnapshotRef::Chain(wanted);
             if self.pull(store, &wanted, service.as_ref())? {
-                pulled.insert(key);
+                *pulled = Some(key);
                 return Ok(true);
             }
             // The step has expired, as tags do under a registry's retention rules. An earlier step may still exist.

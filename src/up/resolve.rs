@@ -317,7 +317,7 @@ pub(super) fn resolve_and_pull<'a>(
     let mut spec = gathered.resolve(Some(run.with.store))?;
     if let Some(source) = &run.source {
         // A pulled step may decide the keys of later ones, which can then be pulled too.
-        let (store, mut pulled) = (run.with.store, BTreeSet::new());
+        let (store, mut pulled) = (run.with.store, None);
         while source.pull_steps(store, &gathered, &spec, asked, &mut pulled)? {
             spec = gathered.resolve(Some(store))?;
         }
