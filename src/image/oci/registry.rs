@@ -120,7 +120,8 @@ async fn error_message(response: Response) -> Option<String> {
 /// Returns whether the reason for a refusal is that the tag exists and must not move.
 fn is_immutable(reason: &str) -> bool {
     let reason = reason.to_ascii_lowercase();
-    reason.contains("immutable") || reason.contains("cannot be overwritten")
+    // Google's registry speaks of "immutability".
+    reason.contains("immutab") || reason.contains("cannot be overwritten")
 }
 
 fn failed(verb: &str, what: &str) -> Error {
@@ -513,6 +514,19 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tag_that_must_not_move_is_known_by_each_registry_s_words() {
+        for reason in [
+            "TAG_INVALID: The image tag 'a' already exists in the 'b' repository and cannot be overwritten because the repository is immutable.",
+            "PRECONDITION: Failed to process request due to 'b:a' configured as immutable.",
+            "MANIFEST_INVALID: cannot update tag a. The repository has enabled tag immutability",
+            "DENIED: The requested tag already exists and cannot be overwritten.",
+        ] {
+            assert!(is_immutable(reason), "{reason}");
+        }
+        assert!(!is_immutable("MANIFEST_INVALID: manifest invalid"));
+    }
 
     #[test]
     fn a_layer_begins_with_a_token_that_holds() {
