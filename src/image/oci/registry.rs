@@ -334,7 +334,15 @@ impl Registry {
             digest: sha256,
             size,
         };
-        let open = async |from| self.get(part, &digest, from).await;
+        let open = async |from| {
+            let response = self.get(part, &digest, from).await?;
+            match response.status() {
+                // The download handles a partial file that is too long.
+                StatusCode::RANGE_NOT_SATISFIABLE => Ok(response),
+                status if status.is_success() => Ok(response),
+                _ => Err(self.answered("download", &name, response).await),
+            }
+        };
         let found = fetch::download(&wanted, open, blobs, counter).await;
         found.map_err(|error| match error.kind() {
             // The default help is about a recipe's digest.

@@ -406,6 +406,13 @@ fn what_a_registry_makes_up_is_refused() {
         head.contains(&digest(&image.blobs[0]))
             .then(|| response("404 Not Found", "", b""))
     });
+    // Docker Hub's limit also applies to pinned images, and its reason tells the user what to do.
+    let limit = "429 Too Many Requests: TOOMANYREQUESTS: You have reached your pull rate limit.; it asks to wait 6 h";
+    refused("limit", Kind::Unavailable, limit, &|_, _| {
+        let reason = br#"{"errors":[{"code":"TOOMANYREQUESTS","message":"You have reached your pull rate limit."}]}"#;
+        let status = "429 Too Many Requests";
+        Some(response(status, "retry-after: 21600\r\n", reason))
+    });
     // Content with a wrong media type, and indexes that lead only to indexes.
     let nested = |levels, kind: &str| {
         let mut entry = make::descriptor(kind, &index(&[]));
