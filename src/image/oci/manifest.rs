@@ -194,11 +194,12 @@ pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
 
 /// Chooses an index's entry for a platform.
 pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Result<&'a Descriptor> {
-    let mut fitting = entries.iter().filter(|entry| entry.fits(platform));
-    let found = fitting
-        .clone()
-        .find(|entry| entry.platform.is_some())
-        .or_else(|| fitting.next());
+    let fitting = entries.iter().filter(|entry| entry.fits(platform));
+    // Some indexes list `linux/amd64/v2` before `linux/amd64`.
+    let found = fitting.min_by_key(|entry| {
+        let described = entry.platform.as_ref();
+        (described != Some(platform), described.is_none())
+    });
     found.ok_or_else(|| {
         let mut there: Vec<String> = entries
             .iter()
@@ -326,4 +327,50 @@ pub(crate) fn refused(what: String) -> Error {
 /// Returns the error for bytes that do not match their digest.
 pub(crate) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
     drift!("{what} has SHA-256 {found}, not {sha256}").help(ANOTHER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entry_for_exactly_the_platform_is_chosen() {
+        let entry = |digest: &str, platform: Option<&str>| {
+            let platform = platform.and_then(|text| {
+                let mut parts = text.split('/').map(str::to_owned);
+                let (os, architecture) = (parts.next()?, parts.next()?);
+                let variant = parts.next();
+                Some(Platform {
+                    os,
+                    architecture,
+                    variant,
+                })
+            });
+            Descriptor {
+                media_type: MANIFEST_TYPES[1].to_owned(),
+                digest: digest.to_owned(),
+                size: 1,
+                platform,
+                annotations: BTreeMap::new(),
+            }
+        };
+        let entries = [
+            entry("any", None),
+            entry("attestation", Some("unknown/unknown")),
+            entry("v3", Some("linux/amd64/v3")),
+            entry("amd64", Some("linux/amd64")),
+            entry("v7", Some("linux/arm/v7")),
+            entry("v5", Some("linux/arm/v5")),
+        ];
+        for (platform, chosen) in [
+            ("linux/amd64", "amd64"),
+            ("linux/amd64/v3", "v3"),
+            ("linux/arm/v5", "v5"),
+            ("linux/arm", "v7"),
+            ("linux/s390x", "any"),
+        ] {
+            let platform = Platform::parse(platform).unwrap();
+            assert_eq!(choose(&entries, &platform).unwrap().digest, chosen);
+        }
+    }
 }
