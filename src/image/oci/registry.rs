@@ -124,6 +124,25 @@ fn is_immutable(reason: &str) -> bool {
     reason.contains("immutab") || reason.contains("cannot be overwritten")
 }
 
+/// Returns the scope of a token: what most requests of an operation need, and what the registry asks for besides. Only
+/// the registry knows the action for a removal: Quay refuses `delete`, and others want it. Azure's registry wants its
+/// own action for a list of tags.
+fn scope(repository: &str, operation: Operation, asked: &str) -> String {
+    let repository = format!("repository:{repository}:");
+    let mut actions = match operation {
+        Operation::Pull | Operation::Delete => vec!["pull"],
+        Operation::Push => vec!["pull", "push"],
+    };
+    let asked = asked.split(' ');
+    let asked = asked.filter_map(|scope| scope.strip_prefix(&repository));
+    for action in asked.flat_map(|all| all.split(',')) {
+        if !actions.contains(&action) {
+            actions.push(action);
+        }
+    }
+    repository + &actions.join(",")
+}
+
 fn failed(verb: &str, what: &str) -> Error {
     unavailable!("cannot {verb} `{what}`")
         .help("run the command again later, or use another registry")
@@ -454,13 +473,8 @@ impl Registry {
         };
         let text = match (&server, &self.login) {
             (Some(server), login) => {
-                let actions = match self.operation {
-                    Operation::Pull => "pull",
-                    Operation::Push => "pull,push",
-                    Operation::Delete => "pull,delete",
-                };
                 let request = TokenRequest {
-                    scope: format!("repository:{}:{actions}", self.repository),
+                    scope: scope(&self.repository, self.operation, &server.scope),
                     login: login.as_ref(),
                     notice: &self.notice,
                 };
@@ -534,6 +548,28 @@ mod tests {
             assert!(is_immutable(reason), "{reason}");
         }
         assert!(!is_immutable("MANIFEST_INVALID: manifest invalid"));
+    }
+
+    #[test]
+    fn a_token_allows_what_the_registry_asks_for() {
+        use Operation::{Delete, Pull, Push};
+        for (operation, asked, actions) in [
+            (Pull, "", "pull"),
+            (Push, "repository:a/b:pull", "pull,push"),
+            (Push, "repository:a/b:push,pull", "pull,push"),
+            // Azure, Quay, and the distribution project's own.
+            (Pull, "repository:a/b:metadata_read", "pull,metadata_read"),
+            (Delete, "repository:a/b:pull,push", "pull,push"),
+            (Delete, "repository:a/b:delete", "pull,delete"),
+            // The placeholders of Gitea, GitHub and Amazon.
+            (Pull, "*", "pull"),
+            (Pull, "repository:user/image:pull", "pull"),
+            (Pull, "aws", "pull"),
+            (Pull, "repository:a/b/c:push repository:a/b:x", "pull,x"),
+        ] {
+            let scope = scope("a/b", operation, asked);
+            assert_eq!(scope, format!("repository:a/b:{actions}"), "{asked}");
+        }
     }
 
     #[test]

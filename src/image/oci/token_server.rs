@@ -26,6 +26,8 @@ const MAX_ANSWER: u64 = 1 << 20;
 pub(super) struct TokenServer {
     address: Url,
     service: Option<String>,
+    /// The scopes that the registry asks for, separated by spaces.
+    pub(super) scope: String,
 }
 
 /// The scope and login of a token request.
@@ -78,6 +80,7 @@ impl TokenServer {
             Some(address) => Ok(Some(Self {
                 address,
                 service: parameter("service"),
+                scope: parameter("scope").unwrap_or_default(),
             })),
             None => Err(invalid!(
                 "registry `{}` sends logins to `{}`, which is not an {} address",
