@@ -467,9 +467,14 @@ impl Registry {
 
     /// Logs in as a response requests, or once more; returns the authorization for further requests.
     async fn log_in(&self, answer: Option<&HeaderMap>) -> Result<HeaderValue> {
-        let server = match answer {
+        let named = match answer {
             Some(answer) => TokenServer::named(answer, &self.base)?,
-            None => self.granted().and_then(|granted| granted.server),
+            None => None,
+        };
+        // Harbor asks for a password when a token has expired, even one that needed none.
+        let server = match (answer, &self.login) {
+            (Some(_), Some(_)) => named,
+            _ => named.or_else(|| self.granted()?.server),
         };
         let text = match (&server, &self.login) {
             (Some(server), login) => {

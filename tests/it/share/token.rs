@@ -42,7 +42,11 @@ fn a_layer_that_takes_longer_than_its_token_is_pushed() {
                 let is_late = head.starts_with("PUT ") && head.contains("/blobs/uploads/");
                 refused.fetch_add(usize::from(is_late), Ordering::Relaxed);
                 let host = field(head, "host").unwrap();
-                let realm = format!(r#"Bearer realm="http://{host}/token",service="test""#);
+                let realm = match token {
+                    // Harbor names its token server only to clients without a token.
+                    Some(_) => r#"Basic realm="harbor""#.to_owned(),
+                    None => format!(r#"Bearer realm="http://{host}/token",service="test""#),
+                };
                 Fault::Says(401, format!("www-authenticate: {realm}\r\n"), String::new())
             }
         }
