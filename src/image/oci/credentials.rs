@@ -25,7 +25,8 @@ const MAX_ANSWER: u64 = 1 << 16;
 /// Message of a helper that has no password.
 const NOT_FOUND: &str = "credentials not found";
 
-/// User name in an answer that has a token instead of a password. Only a few registries issue such tokens.
+/// User name of a login that has an identity token instead of a password. `docker login` keeps one if the registry
+/// issues it, as Azure's does.
 const TOKEN: &str = "<token>";
 
 #[derive(Debug)]
@@ -64,6 +65,7 @@ struct File {
 #[derive(Deserialize)]
 struct Entry {
     auth: Option<String>,
+    identitytoken: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -101,10 +103,18 @@ pub(super) fn find(
             .map(|(key, entry)| (place(key), (key.as_str(), entry)))
             .collect();
         let entry = names.iter().find_map(|name| auths.get(name.as_str()));
-        if let Some((_, Entry { auth: Some(auth) })) = entry
-            && !auth.is_empty()
-        {
-            return decode(auth, path).map(Some);
+        if let Some((_, entry)) = entry {
+            match (entry.identitytoken.as_deref(), entry.auth.as_deref()) {
+                (Some(token), _) if !token.is_empty() => {
+                    return Ok(Some(Login {
+                        user: TOKEN.to_owned(),
+                        password: token.to_owned(),
+                        file: path.clone(),
+                    }));
+                }
+                (_, Some(auth)) if !auth.is_empty() => return decode(auth, path).map(Some),
+                _ => {}
+            }
         }
         let helper = names.iter().find_map(|name| {
             let mut helpers = file.cred_helpers.iter();
@@ -131,6 +141,13 @@ pub(super) fn find(
         }
     }
     Ok(None)
+}
+
+impl Login {
+    /// Returns the token that only the registry's token server accepts, if there is no password.
+    pub(super) fn identity_token(&self) -> Option<&str> {
+        (self.user == TOKEN).then_some(self.password.as_str())
+    }
 }
 
 impl CredentialHelper<'_> {
@@ -186,9 +203,7 @@ impl CredentialHelper<'_> {
                 }
             })
             .context(|| format!("cannot get the password for `{}`", self.server))?;
-        if let Ok(Answer { username, secret }) = serde_json::from_slice(&answer)
-            && username != TOKEN
-        {
+        if let Ok(Answer { username, secret }) = serde_json::from_slice(&answer) {
             return Ok(Some(Login {
                 user: username,
                 password: secret,
@@ -339,6 +354,20 @@ mod tests {
         }
         let store = "x for https://index.docker.io/v1/ false";
         assert_eq!(user("{\"credsStore\":\"x\"}"), store);
+    }
+
+    #[test]
+    fn an_identity_token_is_a_login_without_a_password() {
+        let azure = STANDARD.encode("00000000-0000-0000-0000-000000000000:");
+        let file = |token: &str| {
+            let entry = format!("{{\"auth\":\"{azure}\",\"identitytoken\":\"{token}\"}}");
+            format!("{{\"auths\":{{\"h.example:5000\":{entry}}}}}")
+        };
+        assert_eq!(user(&file("t")).unwrap().as_deref(), Some(TOKEN));
+        assert_eq!(
+            user(&file("")).unwrap().as_deref(),
+            Some("00000000-0000-0000-0000-000000000000")
+        );
     }
 
     #[test]

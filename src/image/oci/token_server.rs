@@ -8,8 +8,8 @@
 use std::borrow::Cow;
 
 use http_auth::ChallengeParser;
-use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
-use reqwest::{StatusCode, Url};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, WWW_AUTHENTICATE};
+use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 
 use super::credentials::Login;
@@ -119,27 +119,46 @@ impl TokenServer {
         })
     }
 
-    async fn ask(
-        &self,
-        client: &reqwest::Client,
-        request: &TokenRequest<'_>,
-    ) -> Result<Option<String>> {
+    /// Returns the request for a token. An identity token goes into a form, as OAuth 2 wants it.
+    fn request(&self, client: &reqwest::Client, request: &TokenRequest<'_>) -> RequestBuilder {
         let mut address = self.address.clone();
         let mut query = address.query_pairs_mut();
         query.append_pair("scope", &request.scope);
         if let Some(service) = &self.service {
             query.append_pair("service", service);
         }
+        let Some(login) = request.login else {
+            drop(query);
+            return client.get(address);
+        };
+        let Some(token) = login.identity_token() else {
+            drop(query);
+            return client
+                .get(address)
+                .basic_auth(&login.user, Some(&login.password));
+        };
+        query
+            .append_pair("client_id", "rockenv")
+            .append_pair("grant_type", "refresh_token")
+            .append_pair("refresh_token", token);
         drop(query);
+        client
+            .post(self.address.clone())
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(address.query().unwrap_or_default().to_owned())
+    }
+
+    async fn ask(
+        &self,
+        client: &reqwest::Client,
+        request: &TokenRequest<'_>,
+    ) -> Result<Option<String>> {
         let who = format!("token server `{}`", place(&self.address));
         let mut patience = Patience::default();
         let response = loop {
-            let mut sent = client.get(address.clone());
-            if let Some(login) = request.login {
-                sent = sent.basic_auth(&login.user, Some(&login.password));
-            }
             let response = in_time(async {
-                sent.send().await.map_err(|error| {
+                let sent = self.request(client, request).send().await;
+                sent.map_err(|error| {
                     unavailable!("it cannot be reached").source(error.without_url())
                 })
             });
@@ -191,6 +210,41 @@ mod tests {
         let registry = Url::parse(registry).unwrap();
         let server = TokenServer::named(&answer, &registry)?;
         Ok(server.map(|server| server.address.to_string()))
+    }
+
+    #[test]
+    fn a_password_goes_into_a_header_and_an_identity_token_into_a_form() {
+        let server = TokenServer {
+            address: Url::parse("http://127.0.0.1:1/oauth2/token?account=a").unwrap(),
+            service: Some("h.example".to_owned()),
+            scope: String::new(),
+        };
+        let client = fetch::client(false, true).unwrap();
+        let sent = |user: &str| {
+            let login = Login {
+                user: user.to_owned(),
+                password: "p&q".to_owned(),
+                file: "auth.json".into(),
+            };
+            let request = TokenRequest {
+                scope: "repository:a/b:pull".to_owned(),
+                login: Some(&login),
+                notice: &Notice::default(),
+            };
+            let sent = server.request(&client, &request).build().unwrap();
+            let body = sent.body().and_then(|body| body.as_bytes());
+            let body = String::from_utf8(body.unwrap_or_default().to_vec()).unwrap();
+            let is_basic = sent.headers().contains_key("authorization");
+            let query = sent.url().query().unwrap_or_default().to_owned();
+            (sent.method().to_string(), is_basic, query, body)
+        };
+        let common = "account=a&scope=repository%3Aa%2Fb%3Apull&service=h.example";
+        let get = ("GET".to_owned(), true, common.to_owned(), String::new());
+        assert_eq!(sent("me"), get);
+        let form =
+            format!("{common}&client_id=rockenv&grant_type=refresh_token&refresh_token=p%26q");
+        let post = ("POST".to_owned(), false, "account=a".to_owned(), form);
+        assert_eq!(sent("<token>"), post);
     }
 
     #[test]
