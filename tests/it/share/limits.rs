@@ -123,6 +123,38 @@ fn a_registry_without_streams_gets_whole_layers() {
         .ok()
         .says(&["pulled one, two from", "2 done before"]);
     two.assert_same(name);
+    an_upload_goes_on_where_it_began(&two, name);
+}
+
+/// A registry redirects the beginning of an upload to another one, which answers with a relative address.
+fn an_upload_goes_on_where_it_began(two: &Two, name: &str) {
+    let host = two.registry.host.clone();
+    let other = Proxy::start(&two.registry.host, move |head| {
+        if !head.starts_with("POST ") {
+            return Fault::None;
+        }
+        let path = head.split(' ').nth(1).unwrap();
+        let begun = crate::support::registry::http(&host, "POST", path, "", b"");
+        let place = begun.head.lines().find_map(|line| {
+            let (name, address) = line.split_once(": ")?;
+            let is_place = name.eq_ignore_ascii_case("location");
+            address.split_once("/v2/").filter(|_| is_place)
+        });
+        says(202, &format!("location: /v2/{}\r\n", place.unwrap().1))
+    });
+    let other = other.repository().replace("/team/rocm", "");
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        let mut words = head.split(' ');
+        let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        match (method, path.contains("/blobs/uploads/")) {
+            ("POST", true) => says(307, &format!("location: http://{other}{path}\r\n")),
+            (_, is_upload) => says(404, "").when(is_upload),
+        }
+    });
+    let repository = proxy.repository().replace("/rocm", "/other");
+    two.with(&two.one, &["push", name], &repository)
+        .ok()
+        .says(&["2 snapshots at", "3 layers sent"]);
 }
 
 #[test]

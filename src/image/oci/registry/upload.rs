@@ -67,7 +67,7 @@ impl Registry {
         };
         // A local read error is the cause of the broken connection.
         let digest = digest().await?;
-        let place = self.next_place(place.as_str(), &response?)?;
+        let place = self.next_place(&response?)?;
         let (sha256, size) = digest.ok_or_else(|| self.failed(StatusCode::OK))?;
         let finish = with_digest(place.clone(), &sha256);
         // The token may have expired during the upload.
@@ -117,7 +117,7 @@ impl Registry {
             .authorized(|| self.client.post(&begin).header(CONTENT_LENGTH, 0))
             .await?;
         let response = self.accepted(response).await?;
-        let place = self.next_place(&begin, &response)?;
+        let place = self.next_place(&response)?;
         let granted = self.granted().filter(|_| self.is_own(&place));
         if granted.is_some_and(|granted| granted.is_stale(Instant::now())) {
             self.log_in(None).await?;
@@ -197,13 +197,11 @@ impl Registry {
         .help("run the command again, or push to another registry"))
     }
 
-    /// Returns the address where the upload continues.
-    fn next_place(&self, asked: &str, response: &Response) -> Result<Url> {
+    /// Returns the address where the upload continues. It may be relative to the target of a redirect.
+    fn next_place(&self, response: &Response) -> Result<Url> {
         let location = header(response, LOCATION.as_str());
-        Url::parse(asked)
-            .ok()
-            .zip(location)
-            .and_then(|(asked, location)| asked.join(&location).ok())
+        location
+            .and_then(|location| response.url().join(&location).ok())
             .ok_or_else(|| {
                 unavailable!(
                     "registry `{}` does not name an address for the upload",
