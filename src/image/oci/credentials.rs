@@ -120,7 +120,9 @@ pub(super) fn find(
             let mut helpers = file.cred_helpers.iter();
             helpers.find(|(key, _)| name == place(key))
         });
-        let keeper = match (helper, &file.creds_store) {
+        // An empty name is Docker's way to use no store.
+        let store = file.creds_store.as_ref().filter(|name| !name.is_empty());
+        let keeper = match (helper, store) {
             (Some((server, name)), _) => Some((name, server.as_str(), true)),
             // A real store has an empty entry for each login. Other helpers serve all registries.
             (None, Some(store)) => {
@@ -257,6 +259,10 @@ fn read(path: &Path) -> Result<Option<File>> {
         }
         Err(error) => return Err(error.into()),
     };
+    // Docker takes an empty file for one without logins.
+    if text.trim_ascii().is_empty() {
+        return Ok(None);
+    }
     // The parser's own error could quote the file.
     let read: File = serde_json::from_slice(&text).map_err(|error| {
         invalid!(
@@ -396,6 +402,13 @@ mod tests {
     #[test]
     fn programs_are_asked_that_the_file_names_for_the_registry() {
         let user = |file: &str| user(file).unwrap().unwrap_or_default();
+        for none in [
+            "",
+            "{}",
+            "{\"auths\":{\"h.example:5000\":{}},\"credsStore\":\"\"}",
+        ] {
+            assert_eq!(user(none), "", "{none}");
+        }
         let entry = "{\"auths\":{\"https://h.example:5000/v1/\":{}},\"credsStore\":\"x\"}";
         assert_eq!(user(entry), "x for https://h.example:5000/v1/ true");
         assert_eq!(user("{\"credsStore\":\"x\"}"), "x for h.example:5000 false");
