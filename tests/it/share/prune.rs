@@ -229,8 +229,13 @@ fn a_list_in_pages_is_read_to_its_end(pushed: &Pushed) {
     let whole = removed(pushed.prune(&pushed.two.one, &["--older-than", "1s", "-n"], &repository));
     assert_eq!(whole, sorted(&pushed.old));
     let tags = pushed.tags();
-    // The registry gives the next page by path, or by a URL with an internal host name.
-    for origin in ["", "http://registry.internal:5000"] {
+    // The registry gives the next page by path, or by a URL with an internal host name, or with a path that Nexus only
+    // serves at another port.
+    for origin in [
+        "",
+        "http://registry.internal:5000",
+        "/repository/docker-hosted",
+    ] {
         let (listed, pages) = (tags.clone(), Arc::new(AtomicUsize::new(0)));
         let counter = Arc::clone(&pages);
         let proxy = Proxy::start(&pushed.two.registry.host, move |head| {

@@ -39,7 +39,7 @@ impl Registry {
                 }
                 _ => {}
             }
-            let following = self.following(&url, &response);
+            let following = following(&url, &response);
             let what = format!("the tags of `{}`", self.name);
             let page = Body::new(response, &what).whole(MAX_PAGE).await?;
             let page: Page = serde_json::from_slice(&page).map_err(|error| {
@@ -57,20 +57,6 @@ impl Registry {
             }
         }
         Ok(tags)
-    }
-
-    /// Returns the address of the next page, which may be relative. Only the path and query of an absolute address are
-    /// used: a registry behind a proxy often does not know its own name, and no other host may get the token.
-    fn following(&self, asked: &str, response: &Response) -> Option<String> {
-        let links = response.headers().get_all(LINK).iter();
-        let link = links
-            .filter_map(|link| link.to_str().ok())
-            .find_map(next_link)?;
-        let place = Url::parse(asked).ok()?.join(link).ok()?;
-        let mut next = self.base.clone();
-        next.set_path(place.path());
-        next.set_query(place.query());
-        Some(next.into())
     }
 
     /// Removes a manifest and all its tags, if they still exist.
@@ -112,6 +98,19 @@ impl Registry {
         )
         .help(own_rules(&self.host))
     }
+}
+
+/// Returns the address of the next page. Only the query is taken from the response: a registry behind a proxy often
+/// does not know its own name and path, and no other host may get the token.
+fn following(asked: &str, response: &Response) -> Option<String> {
+    let links = response.headers().get_all(LINK).iter();
+    let link = links
+        .filter_map(|link| link.to_str().ok())
+        .find_map(next_link)?;
+    let mut next = Url::parse(asked).ok()?;
+    let query = next.join(link).ok()?.query().map(str::to_owned);
+    next.set_query(query.as_deref());
+    Some(next.into())
 }
 
 /// Returns how to remove old tags at a registry that does not let clients delete.
