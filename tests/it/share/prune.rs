@@ -280,6 +280,10 @@ fn a_registry_that_removes_nothing_is_said(pushed: &Pushed) {
             400,
             r#"{"errors":[{"code":"UNSUPPORTED","message":"The operation is unsupported."}]}"#,
         ),
+        (
+            400,
+            r#"{"errors":[{"code":"GOOGLE_MANIFEST_DANGLING_TAG","message":"Manifest is still referenced by tag: v1"}]}"#,
+        ),
     ] {
         let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
             let fault = Fault::Says(status, String::new(), body.to_owned());

@@ -75,11 +75,14 @@ impl Registry {
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
                 Err(self.cannot_delete())
             }
-            // Older registries use this code instead of 405.
+            // Older registries use this code instead of 405. Google's removes no manifest that has a tag.
             StatusCode::BAD_REQUEST => {
                 let status = response.status();
+                let refuses = ["UNSUPPORTED", "GOOGLE_MANIFEST_DANGLING_TAG"];
                 match super::error_message(response).await {
-                    Some(said) if said.starts_with("UNSUPPORTED") => Err(self.cannot_delete()),
+                    Some(said) if refuses.iter().any(|code| said.starts_with(code)) => {
+                        Err(self.cannot_delete())
+                    }
                     said => {
                         Err(self.error("remove", &format!("{}@{digest}", self.name), status, said))
                     }
@@ -123,6 +126,9 @@ fn own_rules(host: &str) -> &'static str {
         "index.docker.io" => "remove tags in the repository's settings at Docker Hub",
         _ if name.ends_with(".amazonaws.com") => {
             "set a lifecycle policy: aws ecr put-lifecycle-policy"
+        }
+        _ if name.ends_with(".pkg.dev") => {
+            "set a cleanup policy: gcloud artifacts repositories set-cleanup-policies"
         }
         _ => {
             "allow it there (`storage: delete: enabled: true` in a `registry`), or use the registry's own cleanup rules"
