@@ -1,4 +1,4 @@
-//! Owns retrying requests after 429 and 503, as the `Retry-After` of a registry or its token server says.
+//! Owns retrying requests that a registry, its token server or a proxy before them puts off, as `Retry-After` says.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -77,7 +77,9 @@ impl Patience {
 fn is_put_off(status: StatusCode) -> bool {
     [
         StatusCode::TOO_MANY_REQUESTS,
+        StatusCode::BAD_GATEWAY,
         StatusCode::SERVICE_UNAVAILABLE,
+        StatusCode::GATEWAY_TIMEOUT,
     ]
     .contains(&status)
 }
@@ -133,8 +135,8 @@ mod tests {
         assert_eq!(next(busy, None), Some(1));
         assert_eq!(next(StatusCode::SERVICE_UNAVAILABLE, None), Some(2));
         assert_eq!(next(busy, Some(Duration::ZERO)), Some(1));
-        assert_eq!(next(busy, None), Some(4));
-        assert_eq!(next(busy, None), None);
+        assert_eq!(next(StatusCode::BAD_GATEWAY, None), Some(4));
+        assert_eq!(next(StatusCode::GATEWAY_TIMEOUT, None), None);
         // With `Retry-After`, as long as the total wait stays below the limit.
         let mut patience = Patience::default();
         let mut next =
