@@ -1,5 +1,6 @@
 //! Owns talking to a registry about one repository: address, mirror, login and requests.
 
+mod reason;
 mod tags;
 mod upload;
 
@@ -25,6 +26,7 @@ use crate::image::{BuildProgress, TaskContext};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::ui::size;
+use reason::error_message;
 pub(crate) use upload::{Tagged, Upload};
 
 #[derive(Clone, Copy, Debug)]
@@ -48,9 +50,6 @@ pub(crate) struct Attempts {
     patience: Patience,
     logged_in: bool,
 }
-
-/// Maximum size of a registry's error response, in bytes.
-const MAX_REASON: u64 = 64 << 10;
 
 pub(crate) struct Registry {
     /// Host and repository, for messages.
@@ -94,34 +93,6 @@ fn header(response: &Response, name: &str) -> Option<String> {
 fn digest_of(response: &Response) -> Option<String> {
     let digest = header(response, "docker-content-digest")?;
     sha256(&digest).map(str::to_owned)
-}
-
-/// Returns a response's reason for a refusal, as its code and message.
-async fn error_message(response: Response) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct Answer {
-        errors: Vec<Reason>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Reason {
-        #[serde(default)]
-        code: String,
-        #[serde(default)]
-        message: String,
-    }
-    let body = Body::new(response, "answer").whole(MAX_REASON).await.ok()?;
-    let answer: Answer = serde_json::from_slice(&body).ok()?;
-    let reason = answer.errors.into_iter().next()?;
-    let text = format!("{}: {}", reason.code, reason.message);
-    let text: String = text.trim_matches([':', ' ']).chars().take(400).collect();
-    (!text.is_empty()).then_some(text)
-}
-
-/// Returns whether the reason for a refusal is that the tag exists and must not move.
-fn is_immutable(reason: &str) -> bool {
-    let reason = reason.to_ascii_lowercase();
-    // Google's registry speaks of "immutability".
-    reason.contains("immutab") || reason.contains("cannot be overwritten")
 }
 
 /// Returns the scope of a token: what most requests of an operation need, and what the registry asks for besides. Only
@@ -541,19 +512,6 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_tag_that_must_not_move_is_known_by_each_registry_s_words() {
-        for reason in [
-            "TAG_INVALID: The image tag 'a' already exists in the 'b' repository and cannot be overwritten because the repository is immutable.",
-            "PRECONDITION: Failed to process request due to 'b:a' configured as immutable.",
-            "MANIFEST_INVALID: cannot update tag a. The repository has enabled tag immutability",
-            "DENIED: The requested tag already exists and cannot be overwritten.",
-        ] {
-            assert!(is_immutable(reason), "{reason}");
-        }
-        assert!(!is_immutable("MANIFEST_INVALID: manifest invalid"));
-    }
 
     #[test]
     fn a_token_allows_what_the_registry_asks_for() {

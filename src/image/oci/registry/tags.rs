@@ -6,6 +6,7 @@ use reqwest::header::LINK;
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Deserialize;
 
+use super::reason::error_message;
 use super::{Registry, RequestSubject};
 use crate::image::fetch::Body;
 use crate::sys::error::{Error, Result};
@@ -79,7 +80,7 @@ impl Registry {
             StatusCode::BAD_REQUEST => {
                 let status = response.status();
                 let refuses = ["UNSUPPORTED", "GOOGLE_MANIFEST_DANGLING_TAG"];
-                match super::error_message(response).await {
+                match error_message(response).await {
                     Some(said) if refuses.iter().any(|code| said.starts_with(code)) => {
                         Err(self.cannot_delete())
                     }

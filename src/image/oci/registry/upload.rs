@@ -7,6 +7,7 @@ use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use sha2::{Digest as _, Sha256};
 
+use super::reason::{error_message, is_immutable};
 use super::{Attempts, Registry, digest_of, header};
 use crate::image::fetch::long_patience;
 use crate::image::oci::manifest::damaged;
@@ -157,8 +158,8 @@ impl Registry {
         let what = format!("{}:{tag}", self.name);
         let status = response.status();
         if !status.is_success() {
-            let said = super::error_message(response).await;
-            let is_immutable = said.as_deref().is_some_and(super::is_immutable);
+            let said = error_message(response).await;
+            let is_immutable = said.as_deref().is_some_and(is_immutable);
             if is_immutable && self.has(tag).await? {
                 return Ok(Tagged::Immutable);
             }
