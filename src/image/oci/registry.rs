@@ -284,6 +284,9 @@ impl Registry {
         };
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal().source(answer),
+            StatusCode::PAYLOAD_TOO_LARGE => failed(verb, what).source(answer).help(
+                "let the proxy before the registry accept larger requests (`client_max_body_size 0;` in nginx), or use another registry",
+            ),
             _ => failed(verb, what).source(answer),
         }
     }

@@ -124,6 +124,15 @@ fn a_registry_without_streams_gets_whole_layers() {
         .says(&["pulled one, two from", "2 done before"]);
     two.assert_same(name);
     an_upload_goes_on_where_it_began(&two, name);
+    // A proxy before the registry takes no large requests, and answers with a web page.
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        let page = "<html>413 Request Entity Too Large</html>";
+        Fault::Says(413, String::new(), page.to_owned()).when(head.starts_with("PATCH "))
+    });
+    let repository = proxy.repository().replace("/rocm", "/third");
+    two.with(&two.one, &["push", name], &repository)
+        .exits(4)
+        .says(&["the registry answered 413", "client_max_body_size"]);
 }
 
 /// A registry redirects the beginning of an upload to another one, which answers with a relative address.
