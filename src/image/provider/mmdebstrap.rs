@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::image::recipe::{Distribution, Mmdebstrap};
@@ -52,31 +52,23 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         options.push("Acquire::Check-Valid-Until \"false\"".into());
     }
     let work = cx.into.join(WORK);
-    // A configured key belongs to the configured mirrors, not to the tool's default mirror.
-    let keys = match lines.is_empty() {
-        true => None,
-        false => keys(name, cx.task.mirrors, &work)?,
+    let own = || keyring(table.distribution, Path::new("/"));
+    let trusted = match lines.is_empty() {
+        // mmdebstrap finds the keys for its own addresses.
+        true => own().map(|_| Vec::new())?,
+        false => trusted(name, cx.task.mirrors, &work, own)?,
     };
-    if keys.is_none() {
-        check_keyring(table.distribution, Path::new("/"))?;
-    }
     let mut program = super::prepared(program, source_date, cx)
         .args(["--mode=root", "--format=tar"])
         .arg(format!("--variant={}", table.variant))
         .arg(format!("--components={}", table.components.join(",")))
+        .args(trusted)
         .env("TMPDIR", &work);
     if !table.packages.is_empty() {
         program = program.arg(format!("--include={}", table.packages.join(",")));
     }
     if let Some(architecture) = &table.architecture {
         program = program.arg(format!("--architectures={architecture}"));
-    }
-    if let Some(keys) = &keys {
-        // The image's own apt must trust the mirror too, when steps install packages.
-        program = program.arg(format!("--keyring={keys}")).arg(format!(
-            "--customize-hook=copy-in {} /etc/apt",
-            quoted(keys)
-        ));
     }
     for option in options {
         program = program.arg(format!("--aptopt={option}"));
@@ -155,6 +147,25 @@ fn explain(name: &str, refusal: &str, error: Error) -> Error {
         )),
         false => explained,
     }
+}
+
+/// Returns the options for the keys of configured mirrors: the user's, or the distribution's, which `own` finds. For
+/// these addresses mmdebstrap trusts only what the host's apt trusts, and that may be another distribution's keys.
+fn trusted(
+    name: &str,
+    mirrors: &BTreeMap<String, String>,
+    work: &Path,
+    own: impl FnOnce() -> Result<PathBuf>,
+) -> Result<Vec<String>> {
+    Ok(match keys(name, mirrors, work)? {
+        // The image's own apt must trust the mirror too, when steps install packages.
+        Some(keys) => vec![
+            format!("--keyring={keys}"),
+            format!("--customize-hook=copy-in {} /etc/apt", quoted(&keys)),
+        ],
+        // As a file, it is trusted in addition to the keys in the host's `trusted.gpg.d`.
+        None => vec![format!("--keyring={}", own()?.display())],
+    })
 }
 
 /// Copies the key of the user's mirrors to a directory in apt's layout; returns the directory, or `None` without a key.
@@ -260,25 +271,23 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Other distributions may lack the keys, and apt's own message does not name the package that contains them.
-fn check_keyring(distribution: Distribution, host: &Path) -> Result<()> {
+/// Returns the file with the distribution's keys. Other distributions may lack it, and apt's own message does not name
+/// the package that contains it.
+fn keyring(distribution: Distribution, host: &Path) -> Result<PathBuf> {
     let (package, file) = match distribution {
         Distribution::Debian => ("debian-archive-keyring", "debian-archive-keyring"),
         Distribution::Ubuntu => ("ubuntu-keyring", "ubuntu-archive-keyring"),
     };
-    let directory = host.join("usr/share/keyrings");
-    if ["gpg", "pgp"]
-        .iter()
-        .any(|end| directory.join(format!("{file}.{end}")).exists())
-    {
-        return Ok(());
-    }
-    Err(unavailable!(
-        "the signing keys of {} are missing (`{}`, package `{package}`)",
-        distribution.name(),
-        directory.join(format!("{file}.gpg")).display()
-    )
-    .help("rockenv setup"))
+    let place = |end| host.join(format!("usr/share/keyrings/{file}.{end}"));
+    let mut places = ["gpg", "pgp"].into_iter().map(place);
+    places.find(|place| place.exists()).ok_or_else(|| {
+        unavailable!(
+            "the signing keys of {} are missing (`{}`, package `{package}`)",
+            distribution.name(),
+            place("gpg").display()
+        )
+        .help("rockenv setup")
+    })
 }
 
 #[cfg(test)]
@@ -355,10 +364,20 @@ mod tests {
     }
 
     #[test]
-    fn missing_keys_name_the_package() {
+    fn a_mirror_is_signed_by_the_distribution_and_missing_keys_name_the_package() {
         let dir = tempfile::tempdir().unwrap();
-        let error = check_keyring(Distribution::Ubuntu, dir.path()).unwrap_err();
+        let error = keyring(Distribution::Ubuntu, dir.path()).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);
         assert!(error.message().contains("`ubuntu-keyring`"));
+        let keys = dir.path().join("usr/share/keyrings");
+        fs_err::create_dir_all(&keys).unwrap();
+        fs_err::write(keys.join("ubuntu-archive-keyring.pgp"), "").unwrap();
+        let found = || keyring(Distribution::Ubuntu, dir.path());
+        let option = format!("--keyring={}/ubuntu-archive-keyring.pgp", keys.display());
+        let mirrors = BTreeMap::new();
+        assert_eq!(
+            trusted("ubuntu", &mirrors, dir.path(), found).unwrap(),
+            [option]
+        );
     }
 }
