@@ -17,8 +17,12 @@ if [ -n "$missing" ]; then
             pkg-config python3-dev python3-venv texinfo util-linux xxd
         ;;
     arch)
-        # TheRock's docs/environment_setup_guide.md.
-        pacman -Sy --needed --noconfirm autoconf automake base-devel ccache cmake curl gcc-fortran git libglvnd ninja python vim
+        # TheRock's docs/environment_setup_guide.md. The image has no keyring, and may be older than the packages.
+        keys=$(mktemp -d)
+        pacman-key --gpgdir "$keys" --init
+        pacman-key --gpgdir "$keys" --populate
+        pacman --gpgdir "$keys" -Syu --needed --noconfirm autoconf automake base-devel ccache cmake curl gcc-fortran git libglvnd ninja python vim
+        rm -rf "$keys"
         ;;
     *)
         echo "this image ($ID) lacks$missing, and it is not known how to install that" >&2

@@ -32,10 +32,21 @@ if command -v apt-get >/dev/null; then
     apt-get -q clean
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 elif command -v pacman >/dev/null; then
-    pacman -Sy --noconfirm --needed -- "$@"
-    pacman -Scc --noconfirm >/dev/null
+    # An image has no keyring, because a keyring contains a private key. One that a step made stays in use.
+    keys=/etc/pacman.d/gnupg
+    if [ ! -e $keys/pubring.gpg ]; then
+        keys=$(mktemp -d)
+        pacman-key --gpgdir "$keys" --init
+        pacman-key --gpgdir "$keys" --populate
+    fi
+    # With an upgrade, because a new package may need newer libraries than the image has.
+    pacman --gpgdir "$keys" -Syu --noconfirm --needed -- "$@"
+    [ "$keys" = /etc/pacman.d/gnupg ] || rm -rf "$keys"
+    # `pacman -Scc --noconfirm` removes nothing: its default answer is no. A volume keeps its files.
+    [ "$(findmnt -no TARGET -T /var/cache/pacman/pkg)" != / ] || rm -rf /var/cache/pacman/pkg/*
 elif command -v dnf >/dev/null; then
-    dnf -y --setopt=install_weak_deps=False ${ca:+--setopt=sslcacert=$ca} install -- "$@"
+    # Without `--`, which dnf5 refuses before 5.4.3. No package's name begins with a dash.
+    dnf -y --setopt=install_weak_deps=False ${ca:+--setopt=sslcacert=$ca} install "$@"
     dnf -q clean all
 elif command -v apk >/dev/null; then
     apk add --no-cache -- "$@"
@@ -217,6 +228,39 @@ fn archive(step: &str, items: &[CopyItem], files: &CopyFiles) -> Result<OwnedFd>
 mod tests {
     use super::*;
     use crate::profile::OWN_VARIABLES;
+
+    /// Runs the script for two packages where only `findmnt` and these programs exist, which print their arguments.
+    fn install_with(programs: &str) -> String {
+        let bin = tempfile::tempdir().unwrap();
+        let script = format!(
+            "cd '{}'\nfor name in {programs}; do printf '#!/bin/sh\\necho %s \"$@\"\\n' $name >$name; done\n\
+             printf '#!/bin/sh\\necho /\\n' >findmnt\nchmod 755 *\nPATH=$PWD\n{INSTALL}",
+            bin.path().display()
+        );
+        let done = std::process::Command::new("/bin/sh")
+            .args(["-c", &script, "install", "cmake", "git"])
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    }
+
+    #[test]
+    fn packages_are_installed_as_package_managers_accept() {
+        let dnf = "dnf -y --setopt=install_weak_deps=False install cmake git\ndnf -q clean all\n";
+        assert_eq!(install_with("dnf"), dnf);
+        // On Arch Linux, this machine's keyring passes for the image's.
+        if !Path::new("/etc/pacman.d/gnupg/pubring.gpg").exists() {
+            let keys = "--gpgdir mktemp -d";
+            let pacman = format!(
+                "pacman-key {keys} --init\npacman-key {keys} --populate\n\
+                 pacman {keys} -Syu --noconfirm --needed -- cmake git\nrm -rf mktemp -d\n"
+            );
+            let said = install_with("pacman pacman-key mktemp rm");
+            let rest = said.strip_prefix(&pacman).expect(&said);
+            assert!(rest.starts_with("rm -rf /var/cache/pacman/pkg/"), "{said}");
+        }
+    }
 
     #[test]
     fn profiles_know_the_variables_that_are_rockenv_s() {
