@@ -11,6 +11,7 @@ use crate::sys::address::without_login;
 use crate::sys::error::Result;
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted_path;
+use crate::tree::root_fs::Tree;
 
 const HOST_KEYS: &str = "/etc/pacman.d/gnupg";
 const HOST_MIRRORS: &str = "/etc/pacman.d/mirrorlist";
@@ -50,14 +51,8 @@ pub(crate) fn build(table: &Pacstrap, source_date: i64, cx: &mut BuildContext<'_
         .args(&table.packages);
     run(&program, cx)?;
     // All lines of the package's own mirrorlist are commented out, but later installations need a mirror.
-    if let Some(line) = &server.line {
-        let tree = crate::tree::root_fs::Tree::open(cx.into)?;
-        tree.rewrite(
-            "etc/pacman.d/mirrorlist",
-            format!("Server = {line}\n").as_bytes(),
-        )?;
-    }
-    Ok(())
+    let list = server.mirrorlist(Path::new(HOST_MIRRORS))?;
+    Tree::open(cx.into)?.rewrite("etc/pacman.d/mirrorlist", &list)
 }
 
 fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
@@ -141,6 +136,14 @@ impl Server {
         })
     }
 
+    /// Returns the image's list of mirrors.
+    fn mirrorlist(&self, host_mirrors: &Path) -> Result<Vec<u8>> {
+        Ok(match &self.line {
+            Some(line) => format!("Server = {line}\n").into_bytes(),
+            None => fs_err::read(host_mirrors)?,
+        })
+    }
+
     fn config(&self, table: &Pacstrap, keys: &Path, authorities: Option<&Path>) -> String {
         let level = if self.signed {
             "Required DatabaseOptional"
@@ -220,6 +223,20 @@ mod tests {
             "SigLevel = Never"
         );
         assert!(choose("", &[("arch", "https://m.invalid"), never]).is_err());
+    }
+
+    #[test]
+    fn an_image_installs_from_the_mirrors_that_it_was_built_from() {
+        let host = tempfile::NamedTempFile::new().unwrap();
+        fs_err::write(host.path(), "Server = https://h.invalid/$repo/os/$arch\n").unwrap();
+        for (line, expected) in [
+            (None, "Server = https://h.invalid/$repo/os/$arch\n"),
+            (Some("file:///m".to_owned()), "Server = file:///m\n"),
+        ] {
+            let server = Server { line, signed: true };
+            let list = server.mirrorlist(host.path()).unwrap();
+            assert_eq!(String::from_utf8_lossy(&list), expected);
+        }
     }
 
     #[test]
