@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use reqwest::{Response, StatusCode};
 
 use crate::image::fetch::{self, ByteCounter, Download, Size};
 use crate::sys::address::without_login;
@@ -17,6 +19,8 @@ use crate::sys::error::{Error, Kind, Result};
 const PARALLEL: usize = 6;
 /// Maximum size of source code, in bytes.
 const LARGEST: u64 = 4 << 30;
+/// Longest wait for a server that is overloaded.
+const LONGEST: Duration = Duration::from_secs(4);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FetchItem {
@@ -75,13 +79,7 @@ async fn one(
             digest: &piece.checksum.digits,
             size: Size::AtMost(LARGEST),
         };
-        let open = async |from| {
-            let request = fetch::ranged(client.get(url), from);
-            request
-                .send()
-                .await
-                .map_err(|error| fetch::failed(&shown, error))
-        };
+        let open = async |from| get(client, url, from, &shown).await;
         match fetch::download(&wanted, open, blobs, counter).await {
             Ok(path) => return Ok(path),
             Err(error) => last = Some((shown, error)),
@@ -102,6 +100,29 @@ async fn one(
     };
     let what = format!("cannot fetch `{}` from `{url}`", piece.name);
     Err(Error::new(kind, what).source(error).help(help))
+}
+
+/// Requests a file's content after the first `from` bytes. GitHub and S3 refuse some requests with 503 and the like while
+/// they answer others, so a few more attempts follow.
+pub(super) async fn get(
+    client: &reqwest::Client,
+    url: &str,
+    from: u64,
+    name: &str,
+) -> Result<Response> {
+    let mut wait = fetch::POLL * 5;
+    loop {
+        let request = fetch::ranged(client.get(url), from);
+        let response = request.send().await;
+        let response = response.map_err(|error| fetch::failed(name, error))?;
+        let status = response.status();
+        let is_busy = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+        if !is_busy || wait > LONGEST {
+            return Ok(response);
+        }
+        tokio::time::sleep(wait).await;
+        wait *= 2;
+    }
 }
 
 /// Returns the address at the user's mirror of the host, or the unchanged address.

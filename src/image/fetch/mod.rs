@@ -138,10 +138,7 @@ fn fetch_by(
         run(cancel, async {
             let client = client(https_only, false)?;
             let open = async |from| {
-                let response = ranged(client.get(url), from)
-                    .send()
-                    .await
-                    .map_err(|error| failed(name, error))?;
+                let response = fetch_all::get(&client, url, from, name).await?;
                 // A server without ranges sends everything again.
                 let before = match response.status() {
                     StatusCode::PARTIAL_CONTENT => from,

@@ -99,6 +99,17 @@ fn a_download_goes_on_in_another_run() {
 }
 
 #[test]
+fn a_server_that_is_overloaded_for_a_moment_is_asked_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let asked = AtomicBool::new(false);
+    let url = serve(2, move |_| match asked.swap(true, Ordering::Relaxed) {
+        true => ok(b"content"),
+        false => b"HTTP/1.1 503 x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".to_vec(),
+    });
+    get(&url, dir.path()).unwrap();
+}
+
+#[test]
 fn a_damaged_blob_is_fetched_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(2, |_| ok(b"content"));
