@@ -236,6 +236,7 @@ mod tests {
             packages(&tools, Manager::Apt),
             [
                 "ca-certificates",
+                "distro-info-data",
                 "git",
                 "mmdebstrap",
                 "systemd-container",
