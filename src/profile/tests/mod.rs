@@ -286,6 +286,26 @@ fn rocm_libs_unpacks_no_archive_over_a_volume() {
     assert_eq!(mode.mode() & 0o777, private.mode() & 0o777);
 }
 
+#[test]
+fn wheels_of_an_index_come_with_their_code_for_the_targets() {
+    let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/therock.toml");
+    let profile = fs_err::read_to_string(profile).unwrap();
+    let (_, step) = profile.split_once("name = \"install-wheels\"").unwrap();
+    let script = step.split("'''").nth(1).unwrap();
+    let programs = "python3() { echo \"$@\"; }\nsh() { echo INDEX; }\n";
+    let script = programs.to_owned() + &script.replace("${targets}", "gfx1103;gfx1201");
+    let done = std::process::Command::new("/bin/sh")
+        .args(["-c", &script])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(done.stdout).unwrap();
+    let extras = "device-gfx1103,device-gfx1201";
+    let packages = format!(
+        "INDEX torch[{extras}] torchvision[{extras}] torchaudio rocm[libraries,devel,{extras}]"
+    );
+    assert!(said.lines().next().unwrap().ends_with(&packages), "{said}");
+}
+
 /// Returns the TOML blocks of a document.
 fn blocks(text: &str) -> Vec<String> {
     let mut blocks = Vec::new();
