@@ -338,10 +338,8 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
         host,
     };
     let container = context.of_shell(root, devices.clone())?;
-    // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once. An overlay
-    // on a source with hooks goes on showing a file that it showed before, even if an editor has replaced the file.
-    let has_overlay = container.binds.iter().any(|bind| bind.view.is_some());
-    let stays = devices.is_empty() && !job.failed && !job.apart && !has_overlay;
+    // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once.
+    let stays = devices.is_empty() && !job.failed && !job.apart;
     // A user must not wait for job slots: the first is always granted, and more only if they are free.
     let sizing = cx.sizing(&spec, host);
     let (file, together) = (store.jobs_file(), sizing.together);

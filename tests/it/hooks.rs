@@ -56,15 +56,9 @@ fn source(store: &TestStore) -> PathBuf {
         fs::write(src.join(name), text).unwrap();
     }
     fs::set_permissions(src.join("d/c.txt"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    for path in [
-        src.clone(),
-        src.join("d"),
-        src.join("a.txt"),
-        src.join("b.txt"),
-        src.join("d/c.txt"),
-    ] {
+    for name in ["", "d", "a.txt", "b.txt", "d/c.txt"] {
         let user = build_user().0;
-        std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+        std::os::unix::fs::chown(src.join(name), Some(user), Some(user)).unwrap();
     }
     src
 }
@@ -143,13 +137,20 @@ fn steps_see_the_hook_and_the_source_stays_as_it_is() {
         store.sh("cat /v/src/made-by-step").ok().prints("generated");
         store.rockenv(&["rm", "--yes", &fork]).ok();
         assert_eq!(seen(&src), before);
-        // A command sees a file that an editor replaced after the last command. A service has a copy.
-        let (new, file) = (store.work().join("c.txt"), src.join("d/c.txt"));
-        fs::write(&new, "new\n").unwrap();
-        store.sh("cat /v/src/d/c.txt").ok().prints("x\ny\nz");
-        fs::rename(new, file).unwrap();
+        // A waiting container shows files that were replaced, made and removed meanwhile. A service has a copy.
         if !is_service() {
-            store.sh("cat /v/src/d/c.txt").ok().prints("new");
+            let seen_inside = "cd /v/src/d; cat c.txt new old; true";
+            let state = || fs::read_to_string(store.env_dir().join("run/state.json")).unwrap();
+            let id = || state().split('"').nth(3).map(str::to_owned);
+            fs::write(src.join("d/old"), "old\n").unwrap();
+            store.sh(seen_inside).ok().prints("x\ny\nz\nold");
+            let first = id();
+            fs::write(src.join("new"), "replaced\n").unwrap();
+            fs::rename(src.join("new"), src.join("d/c.txt")).unwrap();
+            fs::write(src.join("d/new"), "new\n").unwrap();
+            fs::remove_file(src.join("d/old")).unwrap();
+            store.sh(seen_inside).ok().prints("replaced\nnew");
+            assert_eq!(id(), first);
         }
         let before = seen(&src);
         store.rockenv(&["rm", "--yes", store.env()]).ok();

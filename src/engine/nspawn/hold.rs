@@ -98,8 +98,10 @@ fn is_volume(at: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(VOLUME))
 }
 
-/// Mounts the volumes, or their views, in this namespace, and returns the request with these mounts as sources. With
-/// `nosuid` and `nodev`, setuid programs in a volume gain no rights, and device nodes cannot be opened.
+/// Flags of the mounts of volumes: setuid programs gain no rights, and device nodes cannot be opened.
+const VOLUME_FLAGS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
+
+/// Mounts the volumes, or their views, in this namespace, and returns the request with these mounts as sources.
 fn with_volumes(hold: &Hold) -> Result<Hold> {
     let mut hold = hold.clone();
     for (index, bind) in hold.container.binds.iter_mut().enumerate() {
@@ -133,11 +135,19 @@ fn with_volumes(hold: &Hold) -> Result<Hold> {
         let mut mounted = mounts::at_or_below(&fs::canonicalize(&at)?)?;
         mounted.push(at.clone());
         for at in mounted {
-            mounts::add_flags(&at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV).context(wrong)?;
+            mounts::add_flags(&at, VOLUME_FLAGS).context(wrong)?;
         }
         bind.source = at;
     }
     Ok(hold)
+}
+
+/// Makes the views forget the files that they showed. A view goes on showing such a file, or that a name is missing,
+/// even if an editor or git changes the source below it. Reconfiguring a file system drops what no process uses.
+fn forget_shown(binds: &[Bind]) -> nix::Result<()> {
+    let mut views = binds.iter().filter(|bind| bind.view.is_some());
+    let flags = MsFlags::MS_REMOUNT | VOLUME_FLAGS;
+    views.try_for_each(|bind| mounts::mount_with(None, &bind.source, flags))
 }
 
 fn run_engine(
@@ -175,6 +185,10 @@ fn run_engine(
             dismiss: &mut || before = cgroup.figures(),
             idle: &mut |waits| {
                 jobs.rest(waits.is_some());
+                // Before the wait is recorded: the last command returns then, and the next one may follow.
+                if waits.is_some() && forget_shown(&hold.container.binds).is_err() {
+                    cgroup.terminate();
+                }
                 state.note_idle(&hold.run, waits);
             },
         },
