@@ -119,15 +119,17 @@ fn volumes_of_every_kind_are_mounted_as_said() {
         .exits(2);
     assert_eq!(fs::read_dir(work.join("host")).unwrap().count(), 1);
     // No engine gives root inside a capability that is not in Docker's default set, and all allow `munlockall` and
-    // `process_vm_readv`.
+    // `process_vm_readv`, which Docker refuses before release 23.
     let call = "($lock, $read) = (POSIX::uname())[4] eq q(x86_64) ? (152, 310) : (231, 270); \
                 print syscall($lock), syscall($read, 0, 0, 0, 0, 0, 0)";
-    store
+    let allowed = store
         .root_sh(&format!(
             "echo $((0x$(sed -n 's/^CapBnd:\\t//p' /proc/self/status) & ~0xa80425fb)); perl -MPOSIX -e '{call}'"
         ))
         .ok()
-        .prints("0\n00");
+        .text();
+    let wanted = if is_service() { "0\n0" } else { "0\n00" };
+    assert!(allowed.starts_with(wanted), "{allowed}");
     // The test itself makes `out`, as the ordinary user if there is one.
     let own = if inside == 0 { outside } else { 0 };
     for (path, owner) in [

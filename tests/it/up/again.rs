@@ -186,8 +186,10 @@ fn what_was_run_again_is_never_taken_back() {
         // After a rollback to the earlier build, the env stays there.
         store.rockenv(&until).ok();
         store.rockenv(&["rollback", "--yes", env, "two"]).ok();
-        store.up().says(&["nothing to do"]);
-        assert_eq!(state(), now, "{method}");
+        for said in ["2 steps, 2 done before", "nothing to do"] {
+            store.up().says(&[said]);
+            assert_eq!(state(), now, "{method}");
+        }
     });
 }
 
@@ -287,7 +289,7 @@ fn the_output_is_of_the_build_that_the_env_stands_on() {
     // A user's change to the file stays.
     fs::write(out.join("one"), "somebody's").unwrap();
     insta::assert_snapshot!(store.shows("up ENV"), @"
-    warning: `one` in output volume `out` is not as step `one` left it
+    ENV: 2 steps, 2 done before
     error: env `ENV` is done, but 1 result is not this build's: `one` in output volume `out`
     help: move the files away, then run: rockenv up ENV; or make them again: rockenv up ENV --rerun one
     exit code 8

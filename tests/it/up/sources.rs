@@ -102,7 +102,7 @@ fn objects_of_another_revision_are_built_again() {
         if method != "overlay" {
             // A rollback restores the objects of the second revision, but the last `up` was of the first one.
             store.profile(&profile(&one).replace("'test", "'false; test"));
-            store.rockenv(&["up", store.env()]).exits(4);
+            store.rockenv(&["up", store.env()]).exits(5);
             store.rockenv(&["rollback", store.env(), "build"]).ok();
             let mine = ["snapshot", "create", store.env(), "mine"];
             store.rockenv(&mine).ok();
