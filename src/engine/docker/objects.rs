@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{AGAIN, LATE, SOON, Service, settled};
+use super::{AGAIN, Flavour, LATE, SOON, Service, settled};
 use crate::engine::docker::retry::retry;
 use crate::plan::ids::{StepKey, TreeId};
 use crate::sys::error::{Kind, Result};
@@ -95,7 +95,7 @@ pub struct EngineImage {
     pub labels: HashMap<String, String>,
     /// Its names, as the service writes them: with a tag, and from Podman with a host.
     pub names: Vec<String>,
-    /// Bytes of all its layers, including shared ones.
+    /// Bytes of all its layers, including shared ones; see [`Service::listed_sizes`].
     pub size: u64,
     pub layers: usize,
 }
@@ -282,7 +282,22 @@ impl Service {
 
     fn labelled_images(&self, label: &str, value: &str) -> Result<Vec<ImageSummary>> {
         let filters = filters(label, value);
-        let options = ListImagesOptionsBuilder::new().filters(&filters).build();
+        self.list_images(ListImagesOptionsBuilder::new().filters(&filters))
+    }
+
+    /// Returns the sizes of Docker's images, by id. With containerd's image store, looking at an image counts only its
+    /// compressed layers, and the list its unpacked ones too. Empty for Podman: its list fails if one image is damaged.
+    pub fn listed_sizes(&self) -> Result<HashMap<String, u64>> {
+        if self.flavour == Flavour::Podman {
+            return Ok(HashMap::new());
+        }
+        let found = self.list_images(ListImagesOptionsBuilder::new().all(true))?;
+        let size = |image: ImageSummary| Some((image.id, u64::try_from(image.size).ok()?));
+        Ok(found.into_iter().filter_map(size).collect())
+    }
+
+    fn list_images(&self, options: ListImagesOptionsBuilder) -> Result<Vec<ImageSummary>> {
+        let options = options.build();
         let request = settled(|| self.client.list_images(Some(options.clone())));
         self.ask(SOON, "list images", request)
     }
@@ -435,4 +450,36 @@ fn own_name(name: &str) -> Option<&str> {
 
 fn filters(label: &str, value: &str) -> HashMap<String, Vec<String>> {
     HashMap::from([("label".to_owned(), vec![format!("rockenv.{label}={value}")])])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn dockers_list_has_the_sizes_of_unpacked_images() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let service = UnixListener::bind(&socket).unwrap();
+        // As Docker 29 lists an image without a name.
+        let images = r#"[{"Containers":0,"Created":0,"Id":"sha256:aa","Labels":null,"ParentId":"","RepoDigests":[],
+            "RepoTags":[],"SharedSize":-1,"Size":7,"Descriptor":{"digest":"sha256:aa"}}]"#;
+        std::thread::spawn(move || {
+            for (body, request) in ["", images].iter().zip(service.incoming()) {
+                let mut request = request.unwrap();
+                assert_ne!(request.read(&mut [0; 4096]).unwrap(), 0);
+                let fields = "Api-Version: 1.55\r\nConnection: close";
+                let length = body.len();
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\n{fields}\r\nContent-Length: {length}\r\n\r\n{body}"
+                );
+                request.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let sizes = Service::connect(&socket).unwrap().listed_sizes().unwrap();
+        assert_eq!(sizes, HashMap::from([("sha256:aa".to_owned(), 7)]));
+    }
 }

@@ -71,25 +71,33 @@ fn ask(
 ) -> Result<Vec<Held>> {
     let engine = service.flavour.to_string();
     let mut held = Vec::new();
+    let listed = service.listed_sizes()?;
+    let measure = |id: &str| -> Result<Option<(u64, usize)>> {
+        let Some(found) = service.image(id)? else {
+            return Ok(None);
+        };
+        let size = listed.get(id).copied().unwrap_or(found.size);
+        Ok(Some((size, found.layers)))
+    };
     let mut sizes: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     for image in store.images()? {
         let Some(id) = store.imported_id(socket, &image.key)? else {
             continue;
         };
-        let Some(found) = service.image(&id)? else {
+        let Some((size, depth)) = measure(&id)? else {
             continue;
         };
         let users = envs.iter().filter(|(_, record)| {
             record.image_key == image.key && record.service.as_deref() == Some(socket)
         });
-        sizes.insert(id, (found.size, found.layers));
+        sizes.insert(id, (size, depth));
         held.push(Held {
             engine: engine.clone(),
             class: Class::Image,
             name: image.name,
             envs: users.map(|(name, _)| name.clone()).collect(),
-            own: found.size,
-            total: found.size,
+            own: size,
+            total: size,
         });
     }
     let at_socket = |layer: &Layer| {
@@ -98,9 +106,9 @@ fn ask(
     };
     for used in layers.values() {
         if let Some(id) = used.layer.as_ref().and_then(at_socket)
-            && let Some(found) = service.image(&id)?
+            && let Some(found) = measure(&id)?
         {
-            sizes.insert(id, (found.size, found.layers));
+            sizes.insert(id, found);
         }
     }
     for UsedLayer { layer, envs } in layers.values() {
