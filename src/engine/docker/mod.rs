@@ -303,7 +303,7 @@ async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, 
 }
 
 /// Returns whether an answer may come from a transient state. Podman does not hide these: it examines a process that
-/// exits meanwhile, or fails because a container that it listed is gone.
+/// exits meanwhile, or fails because a container that it listed is gone. Nor does Docker with containerd's image store.
 fn is_passing(refusal: &Refusal) -> bool {
     match refusal {
         Refusal::JsonDataError { .. } => true,
@@ -316,6 +316,7 @@ fn is_passing(refusal: &Refusal) -> bool {
             "no such container",
             // From an image that is being removed, even if the request was about another one.
             "locating item named",
+            "data changed during operation",
         ]
         .iter()
         .any(|passing| message.contains(passing)),
@@ -471,6 +472,8 @@ mod tests {
         };
         let removed = "failed to convert ImageData to ImageInspect '26e6': locating item named \"manifest\" for image with ID \"adbd\": file does not exist";
         assert!(is_passing(&says(500, removed)));
+        let changed = "consistency error: data changed during operation, retry";
+        assert!(is_passing(&says(500, changed)));
         assert!(!is_passing(&says(404, removed)));
         assert!(!is_passing(&says(500, "no space left on device")));
     }
