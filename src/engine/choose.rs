@@ -193,7 +193,8 @@ pub(crate) fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     };
     let path = match host.split_once("://") {
         None => host.as_str(),
-        Some(("unix", path)) => path,
+        // Docker Desktop's containers are in a virtual machine: neither the agent's socket nor a GPU reaches them.
+        Some(("unix", path)) if !path.ends_with("/.docker/desktop/docker.sock") => path,
         Some(_) => {
             return Err(unavailable!("engine `{engine}` at `{host}` is not on this machine, but rockenv mounts local directories")
             .help(match engine {
@@ -261,12 +262,17 @@ mod tests {
         }
         let error = choose(Some("lxc"), None, true, &nowhere()).unwrap_err();
         assert_eq!(error.kind(), Kind::Usage);
-        let remote = Sockets {
-            docker: Some("tcp://192.0.2.1:2375".into()),
-            ..nowhere()
-        };
-        let error = choose(Some("docker"), None, true, &remote).unwrap_err();
-        assert!(error.message().contains("not on this machine"));
+        for host in [
+            "tcp://192.0.2.1:2375",
+            "unix:///home/me/.docker/desktop/docker.sock",
+        ] {
+            let remote = Sockets {
+                docker: Some(host.into()),
+                ..nowhere()
+            };
+            let error = choose(Some("docker"), None, true, &remote).unwrap_err();
+            assert_has!(error.message(), "not on this machine");
+        }
         let remote = Sockets {
             docker: Some("ssh://root@big".into()),
             ..nowhere()
