@@ -128,9 +128,11 @@ fn unpack_output(program: Program, name: &str, cx: &mut BuildContext<'_>) -> Res
 
 /// Returns apt's error message if a line contains one. It is kept, because later lines may push it out of the output.
 fn refused(line: &str) -> Option<&str> {
+    // Since 2.9.32, apt names the standard instead of the program.
+    let unverified = ["GPG error", "OpenPGP signature verification failed"];
     let said = line.strip_prefix("E: ").or_else(|| {
         line.strip_prefix("W: ")
-            .filter(|said| said.starts_with("GPG error"))
+            .filter(|said| unverified.iter().any(|begin| said.starts_with(begin)))
     })?;
     // mmdebstrap's own messages are never the cause.
     let is_apt = !["apt", "mmdebstrap", "setup"]
@@ -141,7 +143,8 @@ fn refused(line: &str) -> Option<&str> {
 
 fn explain(name: &str, refusal: &str, error: Error) -> Error {
     let explained = Error::new(error.kind(), format!("apt says: {refusal}")).source(error);
-    match refusal.contains("NO_PUBKEY") {
+    // gpgv says the first, and sqv, which apt 3 prefers, the second.
+    match ["NO_PUBKEY", "Missing key"].iter().any(|word| refusal.contains(word)) {
         true => explained.help(format!(
             "set `{name}-signed-by = \"/etc/apt/keyrings/....gpg\"` under [mirror] in config.toml, if it is your mirror's key"
         )),
@@ -348,10 +351,16 @@ mod tests {
     fn apt_s_reason_is_told_from_mmdebstrap_s_messages() {
         let lines = [
             "E: Failed to fetch http://m.invalid/a.deb  Hash Sum mismatch",
-            "W: GPG error: http://m.invalid trixie InRelease: BADSIG",
+            "W: GPG error: http://m.invalid trixie InRelease: NO_PUBKEY 12",
+            "W: OpenPGP signature verification failed: http://m.invalid trixie InRelease: Sub-process /usr/bin/sqv \
+             returned an error code (1), error message is: Missing key 12, which is needed to verify signature.",
         ];
         for line in lines {
-            assert_eq!(refused(line), Some(&line[3..]));
+            let said = refused(line).unwrap();
+            assert_eq!(said, &line[3..]);
+            let explained = explain("debian", said, unexpected!("`mmdebstrap` failed"));
+            let names_key = explained.help_text().is_some();
+            assert_eq!(names_key, line.starts_with('W'), "{line}");
         }
         for line in [
             "I: running apt-get update...",
