@@ -185,7 +185,13 @@ impl Repository {
     }
 
     fn clone_into(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
-        git.run(directory, &["init", "--quiet"])?;
+        // The default is the user's, and git 3's is SHA-256. A repository fetches only from one with the same ids.
+        let is_sha256 = |rev: &str| rev.len() == 64 && rev.bytes().all(|c| c.is_ascii_hexdigit());
+        let format = match self.rev.as_deref().is_some_and(is_sha256) {
+            true => "--object-format=sha256",
+            false => "--object-format=sha1",
+        };
+        git.run(directory, &["init", "--quiet", format])?;
         git.run(directory, &["remote", "add", "origin", "--", &self.url])?;
         let depth = self.depth.map(|depth| format!("--depth={depth}"));
         let rev = self.rev.as_deref().unwrap_or("HEAD");
@@ -321,6 +327,25 @@ pub(crate) mod tests {
         let error = moved.unwrap_err();
         assert_eq!(error.kind(), Kind::Drift);
         assert!(error.help_text().unwrap().contains("checkout"));
+    }
+
+    #[test]
+    fn a_clone_has_ids_like_those_of_the_pinned_commit() {
+        let (origin, git) = (tempfile::tempdir().unwrap(), Git::new(me()));
+        let run = |arguments: &[&str]| run(origin.path(), arguments);
+        run(&["init", "--quiet", "--object-format=sha256"]);
+        run(&["commit", "--quiet", "--allow-empty", "-m", "first"]);
+        let head = run(&["rev-parse", "HEAD"]).trim().to_owned();
+        let (_home, store) = Store::scratch();
+        let source = Repository {
+            name: "src".into(),
+            url: format!("file://{}", origin.path().display()),
+            rev: Some(head.clone()),
+            depth: Some(1),
+            submodules: false,
+        };
+        let directory = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
+        assert_eq!(git.head(&directory).unwrap(), Some(head));
     }
 
     #[test]
