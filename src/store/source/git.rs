@@ -23,7 +23,7 @@ const MAX_OUTPUT: u64 = 256 << 20;
 /// Variables that point git to a repository other than that in its working directory. git sets them for hooks, and
 /// some users set them to keep files of their home in a repository. With them, a clone would go into the caller's
 /// repository and change its work tree and index.
-const OTHER_REPOSITORY: [&str; 14] = [
+const OTHER_REPOSITORY: [&str; 15] = [
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
     "GIT_DIR",
@@ -35,9 +35,19 @@ const OTHER_REPOSITORY: [&str; 14] = [
     "GIT_OBJECT_DIRECTORY",
     "GIT_PREFIX",
     "GIT_QUARANTINE_PATH",
+    "GIT_REFERENCE_BACKEND",
     "GIT_REPLACE_REF_BASE",
     "GIT_SHALLOW_FILE",
     "GIT_WORK_TREE",
+];
+
+/// Turns off hooks that the user's configuration defines, as git 2.55 and later allow, for the events of rockenv's
+/// commands.
+const NO_HOOKS: [&str; 4] = [
+    "hook.post-checkout.enabled=false",
+    "hook.post-index-change.enabled=false",
+    "hook.pre-auto-gc.enabled=false",
+    "hook.reference-transaction.enabled=false",
 ];
 
 /// Makes git write files with the line endings of the commit. Keys contain the commit, but not the line endings that a
@@ -181,6 +191,7 @@ impl<'a> Git<'a> {
             .env("GIT_OPTIONAL_LOCKS", "0")
             .args(["-c", "core.fsmonitor=false"])
             .args(["-c", "core.hooksPath=/dev/null"])
+            .args(NO_HOOKS.into_iter().flat_map(|setting| ["-c", setting]))
             .args(["-c", "protocol.ext.allow=never"]))
     }
 
@@ -229,6 +240,24 @@ impl<'a> Git<'a> {
         match self.cancel.load(Ordering::Relaxed) {
             true => Err(Error::new(Kind::Signal(2), "interrupted")),
             false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::me;
+    use super::*;
+
+    #[test]
+    fn hooks_run_neither_from_a_directory_nor_from_a_configuration() {
+        let program = Git::new(me()).program(Rights::Own).unwrap();
+        for setting in [
+            "core.hooksPath=/dev/null",
+            "hook.post-checkout.enabled=false",
+        ] {
+            let words = format!("\"-c\", \"{setting}\"");
+            assert_has!(format!("{program:?}"), &words);
         }
     }
 }
