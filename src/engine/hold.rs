@@ -288,16 +288,24 @@ impl ContainerRecord {
         if let Some(lock) = &self.lock {
             remove_lock(&lock.path())?;
         }
-        for directory in ["propagate", "unix-export"] {
-            let path = Path::new("/run/systemd/nspawn")
-                .join(directory)
-                .join(&self.id);
-            // systemd 255 and later mount it in the holder's namespace. A killed systemd-nspawn leaves it behind.
-            let _: nix::Result<()> =
-                umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-            drop(fs::remove_dir(path));
-        }
+        remove_left(Path::new(NSPAWN), &self.id);
         Ok(())
+    }
+}
+
+/// Removes what a killed systemd-nspawn leaves in its directory `nspawn`: since systemd 255 a mount in the holder's
+/// namespace, which later releases have in a directory of the container.
+fn remove_left(nspawn: &Path, id: &str) {
+    let own = nspawn.join(id);
+    for path in [
+        nspawn.join("propagate").join(id),
+        nspawn.join("unix-export").join(id),
+        own.join("unix-export"),
+        own.join("root"),
+        own,
+    ] {
+        let _: nix::Result<()> = umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        drop(fs::remove_dir(path));
     }
 }
 
@@ -331,8 +339,8 @@ pub struct TreeLock {
     inode: u64,
 }
 
-/// Directory of these lock files.
-const TREE_LOCKS: &str = "/run/systemd/nspawn/locks";
+/// systemd-nspawn's directory for all containers.
+const NSPAWN: &str = "/run/systemd/nspawn";
 
 impl TreeLock {
     /// Returns the lock of the tree at `root`.
@@ -345,7 +353,7 @@ impl TreeLock {
     }
 
     fn path(self) -> PathBuf {
-        Path::new(TREE_LOCKS).join(format!("inode-{}:{}", self.device, self.inode))
+        Path::new(NSPAWN).join(format!("locks/inode-{}:{}", self.device, self.inode))
     }
 }
 

@@ -357,20 +357,14 @@ impl TestStore {
                 .into_iter()
                 .map(|path| format!("cgroup `{}`", path.display())),
         );
-        for directory in ["propagate", "unix-export"] {
-            let mut names = Vec::new();
-            find_directories(
-                &Path::new("/run/systemd/nspawn").join(directory),
-                1,
-                &self.machine(),
-                &mut names,
-            );
-            left.extend(
-                names
-                    .into_iter()
-                    .map(|path| format!("directory `{}`", path.display())),
-            );
-        }
+        let mut names = Vec::new();
+        let nspawn = Path::new("/run/systemd/nspawn");
+        find_directories(nspawn, 2, &self.machine(), &mut names);
+        left.extend(
+            names
+                .into_iter()
+                .map(|path| format!("directory `{}`", path.display())),
+        );
         for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
             let file =
                 fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();

@@ -47,6 +47,28 @@ fn the_record_of_another_container_stays() {
 }
 
 #[test]
+fn nothing_of_a_killed_nspawn_stays() {
+    let nspawn = tempfile::tempdir().unwrap();
+    let of = |id: &str| {
+        let names = [
+            "propagate/ID",
+            "unix-export/ID",
+            "ID/unix-export",
+            "ID/root",
+            "ID",
+        ];
+        names.map(|name| nspawn.path().join(name.replace("ID", id)))
+    };
+    let (own, other) = (of("rockenv-a-0"), of("rockenv-a-1"));
+    for path in own.iter().chain(&other) {
+        fs::create_dir_all(path).unwrap();
+    }
+    remove_left(nspawn.path(), "rockenv-a-0");
+    assert!(own.iter().all(|path| !path.exists()));
+    assert!(other.iter().all(|path| path.exists()));
+}
+
+#[test]
 fn a_service_that_was_uninstalled_does_not_keep_an_env() {
     let text = r#"{"id": "rockenv-a-0", "cgroup": {"directories": []}, "place": {"socket": "/nobody-answers",
         "image": "", "name": "", "store": "", "env": "", "tree": "0123456789abcdef", "key": ""}}"#;
