@@ -117,9 +117,9 @@ impl<'a> Checkout<'a> {
         let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
         let settings = written(&listed, is_kept);
         let place = Place::new(rights)?;
-        lay_out(git, &place.path, &own, &common, rights)?;
+        let shared = lay_out(git, &place.path, &own, &common, rights)?;
         fs::write(place.path.join("HEAD"), head(&own)?)?;
-        let config = place.path.join("config");
+        let config = shared.join("config");
         fs::write(&config, settings)?;
         for path in paths(git, rights, &config, &listed, FILES)? {
             refuse_special_file(&work.join(path))?;
@@ -290,38 +290,67 @@ fn head(own: &Path) -> Result<String> {
     }
 }
 
-/// Creates the links of a directory that replaces `.git`.
-fn lay_out(git: &Git<'_>, place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()> {
-    let link = |from: &Path, name: &str| match from.join(name).exists() {
-        true => symlink(from.join(name), place.join(name)),
+/// Creates the links of a directory that replaces `.git`. Returns the directory in it for what all work trees share.
+fn lay_out(
+    git: &Git<'_>,
+    place: &Path,
+    own: &Path,
+    common: &Path,
+    rights: Rights,
+) -> Result<PathBuf> {
+    // In the format `reftable`, another work tree has tables of its own, with its `HEAD`.
+    let is_apart = own != common && own.join("reftable").exists();
+    let shared = match is_apart {
+        true => place.join("common"),
+        false => place.to_owned(),
+    };
+    for directory in [place, shared.as_path()] {
+        fs::create_dir_all(directory.join("info"))?;
+    }
+    let link = |from: &Path, to: &Path, name: &str| match from.join(name).exists() {
+        true => symlink(from.join(name), to.join(name)),
         false => Ok(()),
     };
-    for name in ["objects", "refs", "packed-refs", "reftable", "shallow"] {
-        link(common, name)?;
+    if is_apart {
+        fs::write(place.join("commondir"), "common\n")?;
+        link(own, place, "reftable")?;
     }
-    for name in ["index", "logs", "FETCH_HEAD", "ORIG_HEAD"] {
-        link(own, name)?;
+    for name in [
+        "objects",
+        "refs",
+        "packed-refs",
+        "reftable",
+        "shallow",
+        "info/exclude",
+        "info/attributes",
+        "info/grafts",
+    ] {
+        link(common, &shared, name)?;
+    }
+    for name in [
+        "index",
+        "logs",
+        "FETCH_HEAD",
+        "ORIG_HEAD",
+        "info/sparse-checkout",
+    ] {
+        link(own, place, name)?;
     }
     for entry in fs::read_dir(own)? {
         let name = entry?.file_name();
         if let Some(name) = name.to_str()
             && name.starts_with("sharedindex.")
         {
-            link(own, name)?;
+            link(own, place, name)?;
         }
     }
-    fs::create_dir(place.join("info"))?;
-    for name in ["info/exclude", "info/attributes", "info/grafts"] {
-        link(common, name)?;
-    }
-    link(own, "info/sparse-checkout")?;
-    special_files::refuse_in_git_directory(git, place)?;
-    link(common, LFS)?;
-    let lfs = place.join(LFS);
+    special_files::refuse_in_git_directory(git, place, &shared.join("objects"))?;
+    link(common, &shared, LFS)?;
+    let lfs = shared.join(LFS);
     if !lfs.exists() {
         make_for(&lfs, rights)?;
     }
-    Ok(())
+    Ok(shared)
 }
 
 /// Creates a directory for files that git writes, which may be parts of a private checkout. Refuses a link to a

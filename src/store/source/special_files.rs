@@ -74,10 +74,10 @@ impl Git<'_> {
 const LONGEST_LIST: u64 = 1 << 20;
 
 /// Refuses FIFOs and devices, which git would open and wait for: among the links in `place`, in the directories that
-/// they lead to, and in other directories with objects.
-pub(super) fn refuse_in_git_directory(git: &Git<'_>, place: &Path) -> Result<()> {
+/// they lead to, and in the directories that `objects` names for more objects.
+pub(super) fn refuse_in_git_directory(git: &Git<'_>, place: &Path, objects: &Path) -> Result<()> {
     let mut seen = BTreeSet::new();
-    let mut objects = vec![place.join("objects")];
+    let mut objects = vec![objects.to_owned()];
     let mut left = vec![place.to_owned()];
     loop {
         while let Some(directory) = left.pop() {

@@ -120,11 +120,37 @@ fn other_work_trees_and_formats_are_read() {
     let other = tempfile::tempdir().unwrap();
     let init = ["init", "--quiet", "--object-format=sha256"];
     git.run(other.path(), &init).unwrap();
-    let commit = ["commit", "--quiet", "--allow-empty", "-m", "first"];
-    run(other.path(), &commit);
+    let commit = |name| ["commit", "--quiet", "--allow-empty", "-m", name];
+    run(other.path(), &commit("first"));
     same(&git, other.path(), false);
-    let commit = git.open(other.path()).unwrap().head().unwrap();
-    assert_eq!(commit.len(), 64);
+    let head = git.open(other.path()).unwrap().head().unwrap();
+    assert_eq!(head.len(), 64);
+
+    // git knows this format since 2.45.
+    let tables = tempfile::tempdir().unwrap();
+    let init = [
+        "init",
+        "--quiet",
+        "--initial-branch=main",
+        "--ref-format=reftable",
+    ];
+    if git.run(tables.path(), &init).is_err() {
+        return;
+    }
+    run(tables.path(), &commit("first"));
+    let tree = elsewhere.path().join("more");
+    let add = ["worktree", "add", "--quiet", "-b", "more"];
+    let add = [&add[..], &[tree.to_str().unwrap()]].concat();
+    git.run(tables.path(), &add).unwrap();
+    run(&tree, &commit("second"));
+    let [first, second] = [tables.path(), tree.as_path()].map(|path| {
+        let checkout = git.open(path).unwrap();
+        let head = git.run(path, &["rev-parse", "HEAD"]).unwrap();
+        assert_eq!(checkout.head().unwrap(), head.trim());
+        let known = ["rev-parse", "main^{commit}", "more^{commit}"];
+        checkout.text(&known).unwrap()
+    });
+    assert_eq!(first, second);
 }
 
 #[test]
