@@ -1,7 +1,7 @@
 //! Owns images, and finding and removing objects with rockenv's labels.
 
 use std::collections::HashMap;
-use std::io::Read as _;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -128,27 +128,17 @@ impl Service {
         let given_up = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let packing = thread::start_in(scope, move || {
-                let mut last = Vec::new();
-                let packed = tar.stream(given_up, &mut |_| {}, |mut stdout| {
-                    loop {
-                        let mut piece = Vec::new();
-                        stdout.by_ref().take(PIECE).read_to_end(&mut piece)?;
-                        if piece.is_empty() {
-                            return Ok(());
-                        }
-                        let earlier = std::mem::replace(&mut last, piece);
-                        // The receiver has reported why it stopped.
-                        if !earlier.is_empty() && !hand_over(&sender, Ok(earlier.into()), given_up)
-                        {
-                            return Ok(());
-                        }
-                    }
+                let packed = tar.stream(given_up, &mut |_| {}, |stdout| {
+                    // The receiver has reported why it stopped.
+                    pass_on(stdout, |piece| {
+                        hand_over(&sender, Ok(piece.into()), given_up)
+                    })
                 });
                 // The service would take an archive that just ends for the whole image, and Docker one that fails after
                 // its last record: tar ends an archive that lacks a file like any other.
-                let last = match &packed {
-                    Ok(()) => Ok(Bytes::from(last)),
-                    Err(_) => Err(std::io::Error::other("tar failed")),
+                let (last, packed) = match packed {
+                    Ok(last) => (Ok(Bytes::from(last)), Ok(())),
+                    Err(error) => (Err(std::io::Error::other("tar failed")), Err(error)),
                 };
                 hand_over(&sender, last, given_up);
                 packed
@@ -423,6 +413,28 @@ fn is_at_it(refusal: &Refusal) -> bool {
     )
 }
 
+/// Passes an archive on until `pass` returns false, except for its last piece, which it returns.
+fn pass_on(mut archive: impl Read, pass: impl Fn(Vec<u8>) -> bool) -> Result<Vec<u8>> {
+    let mut last = Vec::new();
+    loop {
+        let mut piece = Vec::new();
+        archive.by_ref().take(PIECE).read_to_end(&mut piece)?;
+        match (last.is_empty(), piece.is_empty()) {
+            // The tar of BusyBox and that of BSD refuse an option with the same status as GNU's a changed file.
+            (true, true) => {
+                return Err(unavailable!("`tar` made no archive of the image")
+                    .help("install GNU tar (package tar)"));
+            }
+            (false, true) => return Ok(last),
+            (_, false) => {}
+        }
+        let earlier = std::mem::replace(&mut last, piece);
+        if !earlier.is_empty() && !pass(earlier) {
+            return Ok(last);
+        }
+    }
+}
+
 /// Sends a piece as soon as there is room for it; returns whether the receiver still wants it.
 fn hand_over(
     sender: &Sender<std::io::Result<Bytes>>,
@@ -481,5 +493,20 @@ mod tests {
         });
         let sizes = Service::connect(&socket).unwrap().listed_sizes().unwrap();
         assert_eq!(sizes, HashMap::from([("sha256:aa".to_owned(), 7)]));
+    }
+
+    #[test]
+    fn an_archive_that_tar_did_not_make_is_not_an_empty_image() {
+        let error = pass_on(std::io::empty(), |_| true).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        let length = usize::try_from(PIECE).unwrap();
+        let archive = vec![7; length + 1];
+        let passed = std::cell::RefCell::new(Vec::new());
+        let last = pass_on(&archive[..], |piece| {
+            passed.borrow_mut().push(piece.len());
+            true
+        });
+        assert_eq!(last.unwrap(), [7]);
+        assert_eq!(passed.into_inner(), [length]);
     }
 }
