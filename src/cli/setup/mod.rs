@@ -249,6 +249,14 @@ mod tests {
     }
 
     #[test]
+    fn the_certificates_of_fedora_are_found() {
+        // Since Fedora 44 there is no other list.
+        let list = Path::new("/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem");
+        let mut files = TOOLS.iter().flat_map(|tool| &tool.files);
+        assert!(files.any(|file| file == list));
+    }
+
+    #[test]
     fn every_feature_has_tools_and_debian_has_them_all() {
         for feature in Feature::value_variants() {
             let tools = missing(&[*feature], |_| false);
