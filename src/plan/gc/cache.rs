@@ -166,7 +166,7 @@ impl CacheKind {
             Self::Uv => {
                 r#"export UV_CACHE_DIR="$1"
 uv cache prune
-test "$(du -s --block-size=1 "$1" | cut -f 1)" -le "$2" || uv cache clean || test -z "$(ls -A "$1")""#
+test "$(du -sk "$1" | cut -f 1)" -le "$(($2 / 1024))" || uv cache clean || test -z "$(ls -A "$1")""#
             }
             Self::Pip => r#"PIP_CACHE_DIR="$1" exec pip cache purge"#,
             Self::Pacman => r#"exec pacman -Sc --noconfirm --cachedir "$1""#,
@@ -271,6 +271,11 @@ mod tests {
         ] {
             assert_eq!(of(entries), None, "{entries}");
         }
+    }
+
+    #[test]
+    fn a_cache_is_measured_by_busybox_too() {
+        assert_has!(CacheKind::Uv.script(), "du -sk ");
     }
 
     #[test]
