@@ -15,6 +15,10 @@ use crate::tree::root_fs::Tree;
 
 const HOST_KEYS: &str = "/etc/pacman.d/gnupg";
 const HOST_MIRRORS: &str = "/etc/pacman.d/mirrorlist";
+/// pacman's configuration in the image.
+const CONFIG: &str = "etc/pacman.conf";
+/// Maximum length of it, in bytes.
+const LONGEST_CONFIG: usize = 1 << 20;
 
 pub(crate) fn build(table: &Pacstrap, source_date: i64, cx: &mut BuildContext<'_>) -> Result<()> {
     let program = Program::find("pacstrap", "Arch images")?;
@@ -50,9 +54,16 @@ pub(crate) fn build(table: &Pacstrap, source_date: i64, cx: &mut BuildContext<'_
         .arg(cx.into)
         .args(&table.packages);
     run(&program, cx)?;
+    let tree = Tree::open(cx.into)?;
+    if let Some(text) = tree.read(CONFIG, LONGEST_CONFIG)? {
+        let text = for_containers(&String::from_utf8_lossy(&text));
+        tree.rewrite(CONFIG, text.as_bytes())?;
+    }
     // All lines of the package's own mirrorlist are commented out, but later installations need a mirror.
-    let list = server.mirrorlist(Path::new(HOST_MIRRORS))?;
-    Tree::open(cx.into)?.rewrite("etc/pacman.d/mirrorlist", &list)
+    tree.rewrite(
+        "etc/pacman.d/mirrorlist",
+        &server.mirrorlist(Path::new(HOST_MIRRORS))?,
+    )
 }
 
 fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
@@ -182,6 +193,13 @@ impl Server {
     }
 }
 
+/// Turns off the part of pacman's sandbox that needs more rights than root has in a container: without them, pacman 7.1
+/// and later download nothing. Arch's own container image has the same setting.
+fn for_containers(config: &str) -> String {
+    let name = "DisableSandboxFilesystem";
+    config.replace(&format!("\n#{name}\n"), &format!("\n{name}\n"))
+}
+
 /// Replaces `@DATE@` by the directory that Arch's archive has for a day, and `@SNAPSHOTID@` by the id.
 fn expand(mirror: &str, id: &str) -> String {
     let date = format!("{}/{}/{}", &id[..4], &id[4..6], &id[6..8]);
@@ -237,6 +255,18 @@ mod tests {
             let list = server.mirrorlist(host.path()).unwrap();
             assert_eq!(String::from_utf8_lossy(&list), expected);
         }
+    }
+
+    #[test]
+    fn pacman_can_download_in_a_container() {
+        let config =
+            "[options]\nDownloadUser = alpm\n#DisableSandboxFilesystem\n#DisableSandboxSyscalls\n";
+        let wanted =
+            "[options]\nDownloadUser = alpm\nDisableSandboxFilesystem\n#DisableSandboxSyscalls\n";
+        assert_eq!(for_containers(config), wanted);
+        // Older releases do not know the setting, and download without these rights.
+        let old = "[options]\n#DisableSandbox\n";
+        assert_eq!(for_containers(old), old);
     }
 
     #[test]
