@@ -29,9 +29,10 @@ const DROPPED: &str = "--drop-capability=CAP_SYS_ADMIN,CAP_DAC_READ_SEARCH,CAP_S
     CAP_IPC_OWNER,CAP_LEASE,CAP_LINUX_IMMUTABLE,CAP_NET_ADMIN,CAP_NET_BROADCAST,CAP_SYS_NICE,CAP_SYS_PTRACE,\
     CAP_SYS_RESOURCE,CAP_SYS_TTY_CONFIG";
 
-/// System calls that Docker and Podman allow. systemd-nspawn ties most of them to capabilities that no engine grants.
-const ALLOWED: &str = "--system-call-filter=@memlock @pkey adjtimex clock_adjtime modify_ldt ptrace \
-    process_vm_readv process_vm_writev";
+/// System calls that Docker and Podman allow. systemd-nspawn ties most of them to capabilities that no engine grants,
+/// and allows those of Landlock since release 257 only.
+const ALLOWED: &str = "--system-call-filter=@memlock @pkey adjtimex clock_adjtime landlock_add_rule \
+    landlock_create_ruleset landlock_restrict_self modify_ldt ptrace process_vm_readv process_vm_writev";
 
 /// System calls that Docker, for `io_uring` since release 25, and Podman refuse.
 const REFUSED: &str =
@@ -143,6 +144,8 @@ mod tests {
         assert!(argv.contains(&"--bind=/dev/kfd:/dev/kfd".to_owned()));
         assert!(argv.contains(&"--private-network".to_owned()));
         assert!(argv.contains(&"--settings=no".to_owned()));
+        let is_landlock = |word: &str| word == "landlock_create_ruleset";
+        assert!(argv.iter().any(|option| option.split(' ').any(is_landlock)));
         assert!(argv.contains(&"--rlimit=RLIMIT_NOFILE=1024:8192".to_owned()));
         assert_eq!(
             argv[argv.len() - 2..],
