@@ -18,7 +18,12 @@ use crate::ui::size::{bytes, count};
 pub(crate) const MOST: usize = 256;
 
 /// Labels of GitHub's own machines. Memory and disk are the documented values for public repositories.
-const HOSTED: [&str; 3] = ["ubuntu-latest", "ubuntu-24.04", "ubuntu-22.04"];
+const HOSTED: [&str; 4] = [
+    "ubuntu-latest",
+    "ubuntu-26.04",
+    "ubuntu-24.04",
+    "ubuntu-22.04",
+];
 const HOSTED_MEMORY: u64 = 16_000_000_000;
 const HOSTED_DISK: u64 = 14_000_000_000;
 
@@ -385,6 +390,7 @@ mod tests {
             shortage(&hosted, large).unwrap(),
             "32.0 GiB of memory, `ubuntu-latest` has 14.9 GiB; 230.0 GiB of disk, `ubuntu-latest` has 13.0 GiB"
         );
+        assert!(shortage(&["ubuntu-26.04".to_owned()], large).is_some());
         let small = size(Some(HOSTED_MEMORY), Some(HOSTED_DISK));
         for (labels, size) in [(&own, large), (&hosted, small), (&hosted, size(None, None))] {
             assert_eq!(shortage(labels, size), None);
