@@ -151,16 +151,21 @@ fn after(lines: &[String]) -> String {
 
 /// Writes a job's variables. Secrets whose variable has the secret's own name come from the project's settings. Without
 /// explicit timeouts GitLab gives `after_script` 5 minutes, or no time at all if the script uses up the job's limit.
+/// GitLab ignores that `after_script` fails unless told not to.
 fn variables(pipeline: &Pipeline) -> String {
     let secrets = pipeline.calls.secrets.iter();
     let lines = secrets
         .filter(|secret| secret.variable != secret.name)
         .map(|secret| format!("    {}: ${}\n", secret.variable, secret.name));
     let minutes = pipeline.calls.minutes;
-    let times =
-        format!("    RUNNER_SCRIPT_TIMEOUT: {minutes}m\n    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h\n");
-    let times = (!pipeline.cleans_last()).then_some(times);
-    let lines: String = lines.chain(times).collect();
+    let after = format!(
+        "    RUNNER_SCRIPT_TIMEOUT: {minutes}m
+    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h
+    AFTER_SCRIPT_IGNORE_ERRORS: \"false\"
+"
+    );
+    let after = (!pipeline.cleans_last()).then_some(after);
+    let lines: String = lines.chain(after).collect();
     match lines.is_empty() {
         true => lines,
         false => format!("  variables:\n{lines}"),
@@ -203,9 +208,9 @@ mod tests {
         // GitLab spells the status `canceled`, and has another one for the script's time limit.
         let ended = "case ${CI_JOB_STATUS-} in cancel*|timedout) force=--force ;;";
         assert_eq!(alone.matches(ended).count(), 2, "{alone}");
-        // Cleanup has its own share of the job's time limit.
-        let times = "    RUNNER_SCRIPT_TIMEOUT: 90m\n    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h\n  \
-                     interruptible: true\n  timeout: 165 minutes\n";
+        // Cleanup has its own share of the job's time limit, and its failure is the job's.
+        let times = "    RUNNER_SCRIPT_TIMEOUT: 90m\n    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h\n    \
+                     AFTER_SCRIPT_IGNORE_ERRORS: \"false\"\n  interruptible: true\n  timeout: 165 minutes\n";
         assert_eq!(alone.matches(times).count(), 2, "{alone}");
         assert_eq!(text.matches("  timeout: 90 minutes\n").count(), 5, "{text}");
     }

@@ -85,10 +85,11 @@ fn texts(value: &Value) -> Vec<&str> {
     }
 }
 
-/// Returns shell lines that set a job's secrets, whose names stand between `open` and `close`. Skips GitLab's timeouts.
+/// Returns shell lines that set a job's secrets, whose names stand between `open` and `close`. Skips the settings of
+/// GitLab's runner.
 fn exports(variables: &Value, open: &str, close: &str) -> String {
     let variables = variables.as_object().into_iter().flatten();
-    let variables = variables.filter(|(variable, _)| !variable.starts_with("RUNNER_"));
+    let variables = variables.filter(|(variable, _)| !variable.contains("SCRIPT_"));
     let lines = variables.map(|(variable, value)| {
         let name = value.as_str().unwrap().strip_prefix(open).unwrap();
         assert_eq!(name.strip_suffix(close), Some("REGISTRY_TOKEN"));
@@ -192,12 +193,14 @@ impl GitLab<'_> {
                     let environment = exports(&job["variables"], "$", "");
                     let run = texts(&job["script"]).join("\n");
                     let done = (self.script)(&self.groups, name, &(environment.clone() + &run));
+                    let mut scripts = vec![done];
                     if let Some(after) = job["after_script"].as_array() {
-                        // `after_script` does not affect the job's result.
+                        assert_eq!(job["variables"]["AFTER_SCRIPT_IGNORE_ERRORS"], "false");
                         let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
-                        (self.script)(&self.groups, name, &(environment + &after.join("\n")));
+                        let after = environment + &after.join("\n");
+                        scripts.push((self.script)(&self.groups, name, &after));
                     }
-                    ended.insert(name.clone(), ending(&[done]));
+                    ended.insert(name.clone(), ending(&scripts));
                 }
                 if group.is_some() {
                     self.groups.pop();
