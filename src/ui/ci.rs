@@ -11,6 +11,9 @@ use jiff::Timestamp;
 
 use super::text::escape;
 
+/// Length at which GitHub's runner cuts an annotation, in the job's log as well.
+const LONGEST_ANNOTATION: usize = 4096;
+
 /// A CI system that interprets the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
@@ -109,12 +112,22 @@ impl Sections {
             Level::Warning => "warning",
             Level::Error => "error",
         };
+        // The last line is the help. What the runner would cut is ordinary output instead.
+        let (message, rest) = match message.split_once('\n') {
+            Some((first, rest)) if message.len() > LONGEST_ANNOTATION => (first, rest),
+            _ => (message, ""),
+        };
         let line = format!("::{level} title=rockenv::{}\n", data(message));
         let word = &self.word;
-        Some(match &self.open {
+        let mut text = match &self.open {
             Some(_) => format!("::{word}::\n{line}::stop-commands::{word}\n"),
             None => line,
-        })
+        };
+        if !rest.is_empty() {
+            text.push_str(&self.without_commands(rest));
+            text.push('\n');
+        }
+        Some(text)
     }
 
     pub(super) fn without_commands<'a>(&self, text: &'a str) -> Cow<'a, str> {
@@ -180,6 +193,10 @@ mod tests {
             github.annotation(Level::Warning, "x").unwrap(),
             "::warning title=rockenv::x\n"
         );
+        let long = format!("{}::b", "a\n".repeat(2048));
+        let shown = github.annotation(Level::Error, &long).unwrap();
+        assert_has!(shown, "::error title=rockenv::a\na\n");
+        assert!(shown.ends_with("a\n\\x3a:b\n"), "{shown}");
         for (text, safe) in [
             ("a :: b\n", "a :: b\n"),
             ("a\n \t::set-env::b::c\nd", "a\n \t\\x3a:set-env::b::c\nd"),
