@@ -302,8 +302,14 @@ impl SlurmArgs {
 impl GithubArgs {
     fn workflow(&self, cx: &Context) -> Result<String> {
         let pipeline = self.pipeline.pipeline(cx, Runners::default)?;
-        let mut labels = pipeline.jobs.iter().filter_map(|job| hosted(&job.runner));
-        let action = match (&self.action, labels.next(), &pipeline.calls.setup) {
+        let label = pipeline.jobs.iter().find_map(|job| hosted(&job.runner));
+        if let (Some(label), Share::Store) = (label, &pipeline.share) {
+            let error = usage!("`--one-store`: each job on `{label}` gets a new machine");
+            let help =
+                "list machines of your own in a file for `--runners FILE`, or use `--registry`";
+            return Err(error.help(help));
+        }
+        let action = match (&self.action, label, &pipeline.calls.setup) {
             (Some(action), ..) => Some(action.as_str()),
             (None, Some(_), None) => Some(THIS),
             (None, Some(label), Some(_)) => {

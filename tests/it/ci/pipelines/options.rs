@@ -55,7 +55,7 @@ fn the_job_for_common_steps_builds_no_others() {
     ] {
         let image = ["--image", "i", "--claim", "c"];
         for (system, more) in [
-            ("github", &["--one-store"][..]),
+            ("github", &["--one-store", "--runners", "runners.toml"][..]),
             ("gitlab", &["--one-store"]),
             ("slurm", &[]),
             ("kubernetes", &image),
@@ -88,7 +88,8 @@ fn an_option_that_is_given_is_not_written_twice() {
     assert!(store.work().join("m.jsonl").exists());
     let said = store.shows(
         "matrix gitlab --profile ENV gfx1103 -- --metrics /m.jsonl
-        matrix gitlab --profile ENV gfx1103 -- --metrics ../m.jsonl",
+        matrix gitlab --profile ENV gfx1103 -- --metrics ../m.jsonl
+        matrix github --profile ENV gfx1201 --one-store",
     );
     insta::assert_snapshot!(said, @"
     $ rockenv matrix gitlab --profile ENV gfx1103 -- --metrics /m.jsonl
@@ -100,6 +101,11 @@ fn an_option_that_is_given_is_not_written_twice() {
     no job runs the steps with a GPU for gfx1103: no runner has such a GPU
     error: `--metrics ../m.jsonl`: GitLab keeps only files of the checkout
     help: --metrics rockenv-metrics.jsonl
+    exit code 2
+    $ rockenv matrix github --profile ENV gfx1201 --one-store
+    no job runs the steps with a GPU for gfx1201: no runner has such a GPU
+    error: `--one-store`: each job on `ubuntu-latest` gets a new machine
+    help: list machines of your own in a file for `--runners FILE`, or use `--registry`
     exit code 2
     ");
     for (system, more) in [
