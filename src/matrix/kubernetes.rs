@@ -25,6 +25,8 @@ const INDEX: &str = "JOB_COMPLETION_INDEX";
 /// has failed for Argo, as after a failed step: only the kubelet's message tells them apart.
 const LOST: &str = "lastRetry.status == 'Error' || \
     lastRetry.message matches 'node was low on|node had condition|node shutdown|admit critical pod'";
+/// How often a lost pod is tried again. A build that needs more than its node has is evicted each time.
+const RETRIES: u32 = 2;
 /// Time that a finished object is kept, in seconds: a week.
 const KEPT: u32 = 7 * 24 * 60 * 60;
 
@@ -137,7 +139,7 @@ fn phases(pipeline: &Pipeline) -> Vec<Phase<'_>> {
 }
 
 /// Writes the spec of a JobSet. A failed env is not retried, because `up` would fail in the same step, and does not
-/// stop the other envs of its phase. A pod that is lost with its node restarts and resumes.
+/// stop the other envs of its phase. A pod that is lost with its node is tried again and resumes.
 fn jobset(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> String {
     let jobs = phases.iter().map(|phase| {
         let after = phase.after.map_or_else(String::new, |after| {
@@ -150,13 +152,17 @@ fn jobset(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> Strin
       completionMode: Indexed
       completions: {pods}
       parallelism: {pods}
-      backoffLimitPerIndex: 0
+      backoffLimitPerIndex: {RETRIES}
       podFailurePolicy:
         rules:
-          - action: Ignore
+          - action: Count
             onPodConditions:
               - type: DisruptionTarget
                 status: \"True\"
+          - action: FailIndex
+            onExitCodes:
+              operator: NotIn
+              values: [0]
       template:
         spec:
           restartPolicy: Never
@@ -218,7 +224,7 @@ fn workflow(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> Str
       - name: index
   activeDeadlineSeconds: {}
   retryStrategy:
-    limit: \"2\"
+    limit: \"{RETRIES}\"
     retryPolicy: Always
     expression: {}
   container:

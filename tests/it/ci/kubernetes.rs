@@ -91,10 +91,15 @@ fn jobset(store: &TestStore, set: &Value) -> Vec<String> {
             break;
         }
         let spec = &job["template"]["spec"];
-        assert_eq!(
-            spec["backoffLimitPerIndex"], 0,
-            "one does not stop the others"
-        );
+        assert_eq!(spec["backoffLimitPerIndex"], 2);
+        // The first rule that matches counts: a lost pod is tried again, a failed one is not and stops no other.
+        let lost = serde_json::json!([{"type": "DisruptionTarget", "status": "True"}]);
+        let failed = serde_json::json!({"operator": "NotIn", "values": [0]});
+        let rules = serde_json::json!([
+            {"action": "Count", "onPodConditions": lost},
+            {"action": "FailIndex", "onExitCodes": failed},
+        ]);
+        assert_eq!(spec["podFailurePolicy"]["rules"], rules);
         let container = &spec["template"]["spec"]["containers"][0];
         let mut all = true;
         for index in 0..spec["completions"].as_u64().unwrap() {
