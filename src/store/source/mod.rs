@@ -186,8 +186,15 @@ impl Repository {
 
     fn clone_into(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
         // The default is the user's, and git 3's is SHA-256. A repository fetches only from one with the same ids.
-        let is_sha256 = |rev: &str| rev.len() == 64 && rev.bytes().all(|c| c.is_ascii_hexdigit());
-        let format = match self.rev.as_deref().is_some_and(is_sha256) {
+        let is_id = |rev: &str| {
+            [40, 64].contains(&rev.len()) && rev.bytes().all(|byte| byte.is_ascii_hexdigit())
+        };
+        let id = match &self.rev {
+            Some(rev) if is_id(rev) => Some(rev.clone()),
+            // The fetch reports an error.
+            _ => git.newest(&self.url, None).unwrap_or_default(),
+        };
+        let format = match id.is_some_and(|id| id.len() == 64) {
             true => "--object-format=sha256",
             false => "--object-format=sha1",
         };
@@ -330,22 +337,24 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_clone_has_ids_like_those_of_the_pinned_commit() {
+    fn a_clone_has_ids_like_those_of_its_origin() {
         let (origin, git) = (tempfile::tempdir().unwrap(), Git::new(me()));
         let run = |arguments: &[&str]| run(origin.path(), arguments);
         run(&["init", "--quiet", "--object-format=sha256"]);
         run(&["commit", "--quiet", "--allow-empty", "-m", "first"]);
         let head = run(&["rev-parse", "HEAD"]).trim().to_owned();
         let (_home, store) = Store::scratch();
-        let source = Repository {
-            name: "src".into(),
-            url: format!("file://{}", origin.path().display()),
-            rev: Some(head.clone()),
-            depth: Some(1),
-            submodules: false,
-        };
-        let directory = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
-        assert_eq!(git.head(&directory).unwrap(), Some(head));
+        for rev in [Some(head.clone()), None] {
+            let source = Repository {
+                name: "src".into(),
+                url: format!("file://{}", origin.path().display()),
+                rev,
+                depth: Some(1),
+                submodules: false,
+            };
+            let directory = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
+            assert_eq!(git.head(&directory).unwrap().as_ref(), Some(&head));
+        }
     }
 
     #[test]
