@@ -52,11 +52,11 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         options.push("Acquire::Check-Valid-Until \"false\"".into());
     }
     let work = cx.into.join(WORK);
-    let own = || keyring(table.distribution, Path::new("/"));
+    let host = Path::new("/");
     let trusted = match lines.is_empty() {
         // mmdebstrap finds the keys for its own addresses.
-        true => own().map(|_| Vec::new())?,
-        false => trusted(name, cx.task.mirrors, &work, own)?,
+        true => keyring(table.distribution, host).map(|_| Vec::new())?,
+        false => trusted(table.distribution, cx.task.mirrors, &work, host)?,
     };
     let mut program = super::prepared(program, source_date, cx)
         .args(["--mode=root", "--format=tar"])
@@ -152,23 +152,32 @@ fn explain(name: &str, refusal: &str, error: Error) -> Error {
     }
 }
 
-/// Returns the options for the keys of configured mirrors: the user's, or the distribution's, which `own` finds. For
-/// these addresses mmdebstrap trusts only what the host's apt trusts, and that may be another distribution's keys.
+/// Returns the options for the keys of configured mirrors: the user's, or the distribution's. For these addresses
+/// mmdebstrap trusts only what the host's apt trusts, and that may be another distribution's keys.
 fn trusted(
-    name: &str,
+    distribution: Distribution,
     mirrors: &BTreeMap<String, String>,
     work: &Path,
-    own: impl FnOnce() -> Result<PathBuf>,
+    host: &Path,
 ) -> Result<Vec<String>> {
-    Ok(match keys(name, mirrors, work)? {
+    if let Some(keys) = keys(distribution.name(), mirrors, work)? {
         // The image's own apt must trust the mirror too, when steps install packages.
-        Some(keys) => vec![
+        return Ok(vec![
             format!("--keyring={keys}"),
             format!("--customize-hook=copy-in {} /etc/apt", quoted(&keys)),
-        ],
-        // As a file, it is trusted in addition to the keys in the host's `trusted.gpg.d`.
-        None => vec![format!("--keyring={}", own()?.display())],
-    })
+        ]);
+    }
+    let mut file = keyring(distribution, host)?;
+    // The file is trusted in addition to the keys in the host's `trusted.gpg.d`, but in place of its `trusted.gpg`. apt
+    // ignores one that it cannot read, or that is not in OpenPGP's binary format.
+    let more = fs_err::read(host.join("etc/apt/trusted.gpg")).unwrap_or_default();
+    if more.first().is_some_and(|tag| tag & 0x80 != 0) {
+        let keys = [fs_err::read(&file)?, more].concat();
+        file = work.join("trusted.gpg");
+        fs_err::write(&file, keys)?;
+        fs_err::set_permissions(&file, Permissions::from_mode(0o644))?;
+    }
+    Ok(vec![format!("--keyring={}", file.display())])
 }
 
 /// Copies the key of the user's mirrors to a directory in apt's layout; returns the directory, or `None` without a key.
@@ -380,13 +389,18 @@ mod tests {
         assert!(error.message().contains("`ubuntu-keyring`"));
         let keys = dir.path().join("usr/share/keyrings");
         fs_err::create_dir_all(&keys).unwrap();
-        fs_err::write(keys.join("ubuntu-archive-keyring.pgp"), "").unwrap();
-        let found = || keyring(Distribution::Ubuntu, dir.path());
-        let option = format!("--keyring={}/ubuntu-archive-keyring.pgp", keys.display());
-        let mirrors = BTreeMap::new();
-        assert_eq!(
-            trusted("ubuntu", &mirrors, dir.path(), found).unwrap(),
-            [option]
-        );
+        fs_err::write(keys.join("ubuntu-archive-keyring.pgp"), "ours").unwrap();
+        let option = || {
+            let (mirrors, host) = (BTreeMap::new(), dir.path());
+            trusted(Distribution::Ubuntu, &mirrors, host, host).unwrap()
+        };
+        let own = format!("--keyring={}/ubuntu-archive-keyring.pgp", keys.display());
+        assert_eq!(option(), [own]);
+        // The keys that the host trusts stay trusted.
+        fs_err::create_dir_all(dir.path().join("etc/apt")).unwrap();
+        fs_err::write(dir.path().join("etc/apt/trusted.gpg"), [0x99_u8, 1]).unwrap();
+        let both = dir.path().join("trusted.gpg");
+        assert_eq!(option(), [format!("--keyring={}", both.display())]);
+        assert_eq!(fs_err::read(both).unwrap(), b"ours\x99\x01");
     }
 }
