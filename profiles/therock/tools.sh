@@ -17,12 +17,18 @@ if [ -n "$missing" ]; then
             pkg-config python3-dev python3-venv texinfo util-linux xxd
         ;;
     arch)
-        # TheRock's docs/environment_setup_guide.md. The image has no keyring, and may be older than the packages.
-        keys=$(mktemp -d)
-        pacman-key --gpgdir "$keys" --init
-        pacman-key --gpgdir "$keys" --populate
+        # As in rockenv's own steps with `packages`.
+        keys=/etc/pacman.d/gnupg
+        if [ ! -e $keys/pubring.gpg ]; then
+            keys=$(mktemp -d)
+            pacman-key --gpgdir "$keys" --init
+            pacman-key --gpgdir "$keys" --populate
+        fi
+        ! grep -q '^#DisableSandboxFilesystem$' /etc/pacman.conf ||
+            sed -i 's/^#DisableSandboxFilesystem$/DisableSandboxFilesystem/' /etc/pacman.conf
+        # TheRock's docs/environment_setup_guide.md.
         pacman --gpgdir "$keys" -Syu --needed --noconfirm autoconf automake base-devel ccache cmake curl gcc-fortran git libglvnd ninja python vim
-        rm -rf "$keys"
+        [ "$keys" = /etc/pacman.d/gnupg ] || rm -rf "$keys"
         ;;
     *)
         echo "this image ($ID) lacks$missing, and it is not known how to install that" >&2
