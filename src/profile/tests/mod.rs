@@ -303,7 +303,9 @@ fn wheels_of_an_index_come_with_their_code_for_the_targets() {
     let packages = format!(
         "INDEX torch[{extras}] torchvision[{extras}] torchaudio rocm[libraries,devel,{extras}]"
     );
-    assert!(said.lines().next().unwrap().ends_with(&packages), "{said}");
+    let rocm = said.lines().next().unwrap();
+    assert!(rocm.ends_with(&packages), "{said}");
+    assert_has!(rocm, " --no-cache-dir ");
 }
 
 /// Returns the TOML blocks of a document.
