@@ -275,13 +275,16 @@ impl Service {
         self.list_images(ListImagesOptionsBuilder::new().filters(&filters))
     }
 
-    /// Returns the sizes of Docker's images, by id. With containerd's image store, looking at an image counts only its
-    /// compressed layers, and the list its unpacked ones too. Empty for Podman: its list fails if one image is damaged.
+    /// Returns the sizes of rockenv's images at Docker, by id. With containerd's image store, looking at an image counts
+    /// only its compressed layers, and the list its unpacked ones too. Empty for Podman: its list fails if one image is
+    /// damaged.
     pub fn listed_sizes(&self) -> Result<HashMap<String, u64>> {
         if self.flavour == Flavour::Podman {
             return Ok(HashMap::new());
         }
-        let found = self.list_images(ListImagesOptionsBuilder::new().all(true))?;
+        // Docker measures each listed image, and its list fails too if it cannot read one.
+        let own = HashMap::from([("reference".to_owned(), vec!["rockenv/*".to_owned()])]);
+        let found = self.list_images(ListImagesOptionsBuilder::new().filters(&own))?;
         let size = |image: ImageSummary| Some((image.id, u64::try_from(image.size).ok()?));
         Ok(found.into_iter().filter_map(size).collect())
     }
@@ -476,13 +479,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
         let service = UnixListener::bind(&socket).unwrap();
-        // As Docker 29 lists an image without a name.
+        // As Docker 29 lists an image.
         let images = r#"[{"Containers":0,"Created":0,"Id":"sha256:aa","Labels":null,"ParentId":"","RepoDigests":[],
-            "RepoTags":[],"SharedSize":-1,"Size":7,"Descriptor":{"digest":"sha256:aa"}}]"#;
+            "RepoTags":["rockenv/image-a:latest"],"SharedSize":-1,"Size":7,"Descriptor":{"digest":"sha256:aa"}}]"#;
         std::thread::spawn(move || {
-            for (body, request) in ["", images].iter().zip(service.incoming()) {
+            for ((asked, body), request) in [("/_ping", ""), ("reference", images)]
+                .iter()
+                .zip(service.incoming())
+            {
                 let mut request = request.unwrap();
-                assert_ne!(request.read(&mut [0; 4096]).unwrap(), 0);
+                let mut text = [0; 4096];
+                let length = request.read(&mut text).unwrap();
+                assert_has!(String::from_utf8_lossy(&text[..length]), asked);
                 let fields = "Api-Version: 1.55\r\nConnection: close";
                 let length = body.len();
                 let answer = format!(
