@@ -191,23 +191,21 @@ pub(crate) fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
         Engine::Podman => (sockets.podman.clone(), Flavour::Podman),
         Engine::Nspawn | Engine::Docker => (sockets.docker()?, Flavour::Docker),
     };
-    let path = match host.split_once("://") {
-        None => host.as_str(),
-        // Docker Desktop's containers are in a virtual machine: neither the agent's socket nor a GPU reaches them.
-        Some(("unix", path)) if !path.ends_with("/.docker/desktop/docker.sock") => path,
-        Some(_) => {
-            return Err(unavailable!("engine `{engine}` at `{host}` is not on this machine, but rockenv mounts local directories")
-            .help(match engine {
-                Engine::Podman => "unset CONTAINER_HOST".to_owned(),
-                Engine::Nspawn | Engine::Docker if host.starts_with("ssh://") => {
-                    format!("rockenv on {host} up ...")
-                }
-                Engine::Nspawn | Engine::Docker => {
-                    format!("DOCKER_HOST=unix://{DOCKER} rockenv ...")
-                }
-            }));
-        }
-    };
+    let path = host.strip_prefix("unix://").unwrap_or(&host);
+    // Docker Desktop's containers are in a virtual machine: neither the agent's socket nor a GPU reaches them.
+    if path.contains("://") || path.ends_with("/.docker/desktop/docker.sock") {
+        let help = match engine {
+            Engine::Podman => "unset CONTAINER_HOST".to_owned(),
+            Engine::Nspawn | Engine::Docker if host.starts_with("ssh://") => {
+                format!("rockenv on {host} up ...")
+            }
+            Engine::Nspawn | Engine::Docker => format!("DOCKER_HOST=unix://{DOCKER} rockenv ..."),
+        };
+        return Err(unavailable!(
+            "engine `{engine}` at `{host}` is not on this machine, but rockenv mounts local directories"
+        )
+        .help(help));
+    }
     let service = Service::connect(path.as_ref())?;
     if service.flavour != flavour {
         let error = unavailable!("at `{path}` answers {}, not {flavour}", service.flavour);
@@ -265,6 +263,7 @@ mod tests {
         for host in [
             "tcp://192.0.2.1:2375",
             "unix:///home/me/.docker/desktop/docker.sock",
+            "/home/me/.docker/desktop/docker.sock",
         ] {
             let remote = Sockets {
                 docker: Some(host.into()),
