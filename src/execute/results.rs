@@ -63,12 +63,8 @@ impl Execution<'_, '_> {
     /// results too.
     pub(super) fn leave_results(&self, step: &Step, before: &[OutputBefore]) -> Result<()> {
         let left = before.iter().map(|before| {
-            let directory = self.directory_of(before)?;
-            let now = match before.is_at(&directory)? {
-                true => Listing::of(&directory)?,
-                // The files there are another program's.
-                false => Listing::default(),
-            };
+            // If the user moved the directory, the files at its path are another program's.
+            let now = Listing::below(&before.opened, &self.directory_of(before)?)?;
             Ok((before, now.since(&before.listing)))
         });
         self.env
@@ -119,7 +115,8 @@ impl Execution<'_, '_> {
             let earlier = earlier.get(&before.volume);
             let earlier = earlier.map(|results| results.listing.clone());
             let directory = self.directory_of(before)?;
-            let (now, earlier) = (Listing::of(&directory)?, earlier.unwrap_or_default());
+            let now = Listing::below(&before.opened, &directory)?;
+            let earlier = earlier.unwrap_or_default();
             written = left
                 .keep(&kept, &directory, now, before, &earlier)?
                 .or(written);

@@ -145,22 +145,26 @@ pub struct Listing {
 impl Listing {
     /// Reads a directory; a missing one has no entries.
     pub fn of(directory: &Path) -> Result<Self> {
+        match beneath::open_path(directory) {
+            Err(_) if !exists(directory)? => Ok(Self::default()),
+            top => Self::below(&top?, directory),
+        }
+    }
+
+    /// Reads an open directory; a removed one has no entries. Errors name it `directory`.
+    pub(crate) fn below(top: &OwnedFd, directory: &Path) -> Result<Self> {
         let shown = |below: &Path| format!("cannot read `{}`", directory.join(below).display());
-        let top = match beneath::open_path(directory) {
-            Err(_) if !exists(directory)? => return Ok(Self::default()),
-            other => other?,
-        };
         let mut listing = Self::default();
         let mut first = HashMap::new();
         // One descriptor per level would run out: a step decides the depth.
         let mut waiting = vec![PathBuf::new()];
         while let Some(below) = waiting.pop() {
-            let open = beneath::open_below(&top, &below);
-            let found = match open {
+            let open = beneath::open_below(top, &below);
+            let found = match open.and_then(|open| entries(&open)) {
                 Err(Errno::EXDEV | Errno::ENOENT) => continue,
-                other => entries(&other.context(|| shown(&below))?),
+                other => other.context(|| shown(&below))?,
             };
-            for (name, entry) in found.context(|| shown(&below))? {
+            for (name, entry) in found {
                 let path = below.join(OsStr::from_bytes(name.as_bytes()));
                 if entry.is_directory() {
                     waiting.push(path.clone());

@@ -4,15 +4,17 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use nix::sys::stat::fstat;
 use serde::{Deserialize, Serialize};
 
 use super::{OutputBefore, ResultState, compare};
 use crate::store::export;
 use crate::sys::atomic;
-use crate::sys::error::{Result, ResultExt as _, exists};
+use crate::sys::error::{Result, ResultExt as _, exists, if_exists};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
@@ -196,7 +198,9 @@ impl StepResults {
 /// Also refuses a volume that was removed, or replaced by another directory: the step's results are not there, and its
 /// snapshot would have none.
 pub(crate) fn refuse_special(before: &OutputBefore, output: &Path) -> Result<()> {
-    if !before.is_at(output)? {
+    let written = fstat(&before.opened)?;
+    let now = if_exists(fs::metadata(output))?;
+    if now.is_none_or(|now| (now.dev(), now.ino()) != (written.st_dev, written.st_ino)) {
         let output = output.display();
         let lost = format!("`{output}` was removed or renamed while the step ran");
         return Err(step_failed!("{lost}, with the step's results"));

@@ -3,17 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use nix::sys::stat::fstat;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::ids::StepKey;
 use crate::plan::resolve::Spec;
 use crate::store::LockedEnv;
 use crate::sys::atomic::{self, Survives};
-use crate::sys::error::{Result, if_exists};
+use crate::sys::error::Result;
 use crate::tree::listing::{Listing, Marks, Paths};
 
 const UNFINISHED: &str = "unfinished.json";
@@ -31,15 +29,6 @@ pub(crate) struct OutputBefore {
     pub listing: Listing,
     /// Entries that may come from those runs or from other programs: rockenv was killed, so no listing shows which.
     pub unsure: BTreeSet<PathBuf>,
-}
-
-impl OutputBefore {
-    /// Returns whether `output` is still the directory that the step writes to.
-    pub(crate) fn is_at(&self, output: &Path) -> Result<bool> {
-        let opened = fstat(&self.opened)?;
-        let now = if_exists(fs_err::metadata(output))?;
-        Ok(now.is_some_and(|now| (now.dev(), now.ino()) == (opened.st_dev, opened.st_ino)))
-    }
 }
 
 /// By key and volume.
