@@ -71,21 +71,25 @@ impl Store {
 
     /// Returns the clones in the store that an env's build volumes were built from, by volume, if known: those of `last`,
     /// the spec of the last `up`, if one of its steps has begun on the volumes, or else those of the layer with the same
-    /// content, which a rollback may have restored.
+    /// content, which a rollback may have restored. A pulled layer does not tell them, but its key tells whether it is
+    /// of a step of `last`.
     pub(crate) fn clones_in_volumes(
         &self,
         name: &EnvName,
         record: &Record,
         last: &Spec,
     ) -> Result<Option<BTreeMap<String, String>>> {
-        let begun = self.attempt(name, record)?;
-        if begun.is_some_and(|key| last.steps.iter().any(|step| step.key == key)) {
-            return Ok(Some(source::clones(self, last)));
-        }
+        let is_last = |key: &StepKey| last.steps.iter().any(|step| step.key == *key);
+        let begun = self.attempt(name, record)?.filter(is_last);
         // A missing layer is reported where it is needed.
         let layer = record.head.volumes_from().layer;
         let layer = layer.and_then(|layer| self.layer(&layer).ok()?);
-        Ok(layer.and_then(|layer| layer.clones))
+        let Some(layer) = layer.filter(|_| begun.is_none()) else {
+            return Ok(Some(source::clones(self, last)));
+        };
+        let made = layer.key.filter(is_last);
+        let of_last = |_| source::clones(self, last);
+        Ok(layer.clones.or_else(|| made.map(of_last)))
     }
 
     /// Returns when the first of the unfinished runs of a step began whose work is in the current build volumes, if

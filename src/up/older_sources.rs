@@ -26,12 +26,16 @@ pub(super) fn has_older_sources(
         new.is_none_or(|new| from(old).is_some_and(|old| from(new) > Some(old)))
     };
     let old = store.clones_in_volumes(&spec.name, record, before)?;
-    let [last, new] = [before, spec].map(|spec| source::clones(store, spec));
-    let old = old.unwrap_or(last);
+    let new = source::clones(store, spec);
     let directories = source::directories(store, spec);
     for volume in &spec.volumes {
         let (name, clone) = (&volume.name, directories.get(&volume.name));
-        if before.volume(name).is_some() && old.get(name) != new.get(name) {
+        let is_other = match &old {
+            Some(old) => old.get(name) != new.get(name),
+            // The objects may be of any revision.
+            None => clone.is_some(),
+        };
+        if before.volume(name).is_some() && is_other {
             return Ok(true);
         }
         let directory = match &volume.source {
@@ -57,6 +61,7 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
+    use crate::plan::ids::StepKey;
     use crate::plan::layer::{History, Layer, VolumesFrom};
     use crate::profile;
     use crate::sys::atomic;
@@ -123,8 +128,9 @@ mod tests {
             history: History::Clean,
         });
         let last = spec(one, "");
-        let write = |id: &str, built: Option<&str>| {
+        let write = |id: &str, key: Option<&StepKey>, built: Option<&str>| {
             let built = Layer {
+                key: key.cloned(),
                 parent: (id == "l").then(|| "below".into()),
                 clones: built.map(|built| source::clones(&store, &spec(built, ""))),
                 ..Layer::sample(id.into())
@@ -133,12 +139,18 @@ mod tests {
             fs::create_dir_all(&layer).unwrap();
             atomic::write_json(&layer.join("layer.json"), &built).unwrap();
         };
-        write("below", Some(two));
+        write("below", None, Some(two));
+        let key = Some(&last.steps[0].key);
         // A pulled snapshot does not tell, and the step below it may be of any revision.
-        for (built, may_be) in [(Some(one), false), (Some(two), true), (None, false)] {
-            write("l", built);
+        for (key, built, may_be) in [
+            (None, Some(one), false),
+            (None, Some(two), true),
+            (key, None, false),
+            (None, None, true),
+        ] {
+            write("l", key, built);
             let found = has_older_sources(&store, &record, Some(&last), &last).unwrap();
-            assert_eq!(found, may_be, "{built:?}");
+            assert_eq!(found, may_be, "{key:?} {built:?}");
         }
     }
 }
