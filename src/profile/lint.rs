@@ -66,6 +66,7 @@ fn unused_params(profile: &Profile) -> impl Iterator<Item = &String> {
     let own = own.filter_map(|text| Some(text.split_once('}')?.0));
     let is_apart = |letter: char| !letter.is_ascii_alphanumeric() && !"._-".contains(letter);
     let extended = texts.flat_map(|text| text.split(is_apart));
+    let extended = extended.map(|word| word.strip_prefix("params.").unwrap_or(word));
     let mut used: BTreeSet<&str> = extended.collect();
     let extends = !used.is_empty();
     used.extend(own.chain(profile.release_param.as_deref()));

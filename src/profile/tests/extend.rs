@@ -2,11 +2,11 @@
 
 use super::*;
 
-const BASE: &str = r#"
-image = "debian"
+const BASE: &str = r#"image = "debian"
 targets = ["gfx1100"]
 hooks = ["one"]
-params = { suite = "trixie", arch = "x" }
+params.suite = "trixie"
+params.arch = "x"
 [resources]
 disk = "10G"
 memory-max = "90%"
