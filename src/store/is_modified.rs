@@ -123,8 +123,10 @@ impl LockedEnv<'_> {
         let Some(failed) = record.failed.clone() else {
             return Ok(None);
         };
-        let is_there =
-            record.service.is_some() || exists(&self.store.tree_dir(self.name(), &failed.tree))?;
+        let is_there = match record.service {
+            Some(_) => failed.shown.is_some() && self.without_container(&failed.tree)?.is_none(),
+            None => exists(&self.store.tree_dir(self.name(), &failed.tree))?,
+        };
         if !is_there || !self.store.is_failed_edited(self.name(), record) {
             return Ok(None);
         }

@@ -519,6 +519,10 @@ fn lost_changes_are_reported(store: &TestStore) {
         .rockenv(&["shell", "--failed", store.env()])
         .ok()
         .says(lost);
+    // A snapshot of the tree below it would not have the changes.
+    remove_container(socket, &name);
+    let up = store.rockenv(&["up", store.env()]).exits(5);
+    assert!(!up.err.contains("kept as snapshot"), "{}", up.err);
 }
 
 /// Removes a container as `docker system prune` does once it has ended.
