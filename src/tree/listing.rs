@@ -508,6 +508,11 @@ mod tests {
         path_state(&root.join("loop"), Path::new("a")).unwrap_err();
         fs::remove_file(root.join("loop")).unwrap();
         fs::create_dir(root.join("d")).unwrap();
+        let removed = beneath::open_path(&root.join("d")).unwrap();
+        fs::remove_dir(root.join("d")).unwrap();
+        let nothing = Listing::below(&removed, root).unwrap();
+        assert_eq!(nothing, Listing::default());
+        fs::create_dir(root.join("d")).unwrap();
         fs::write(root.join("d/a"), "a").unwrap();
         fs::hard_link(root.join("d/a"), root.join("d/b")).unwrap();
         symlink("/etc/passwd", root.join("l")).unwrap();
