@@ -364,18 +364,12 @@ impl Registry {
     /// Sends a request until the registry asks neither for a login nor for a later retry.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
         let mut attempts = Attempts::default();
-        let response = loop {
+        loop {
             let granted = self.granted().map(|granted| granted.header);
             let response = self.send_with(make(), granted).await?;
             if !self.goes_on(&response, &mut attempts).await? {
-                break response;
+                return Ok(response);
             }
-        };
-        let refuses = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
-        let is_refused = attempts.logged_in && refuses.contains(&response.status());
-        match is_refused && self.is_own(response.url()) {
-            true => Err(self.answered("use", &self.name, response).await),
-            false => Ok(response),
         }
     }
 

@@ -255,6 +255,9 @@ fn a_tag_that_may_not_move_is_said() {
     let proxy = Proxy::start(&two.registry.host, move |head| {
         let mut words = head.split(' ');
         let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        if path.starts_with("/token?") {
+            return Fault::Says(200, String::new(), r#"{"token":"t"}"#.to_owned());
+        }
         if method != "PUT" || !path.contains("/manifests/") {
             return Fault::None;
         }
@@ -265,12 +268,19 @@ fn a_tag_that_may_not_move_is_said() {
             &format!("accept: {MANIFEST}\r\n"),
             b"",
         );
-        match tag.status {
-            200 => Fault::Says(
-                400,
+        match (tag.status, head.contains("Bearer t")) {
+            (200, true) => Fault::Says(
+                403,
                 String::new(),
-                r#"{"errors":[{"code":"TAG_INVALID","message":"The image tag 'x' already exists in the 'team/rocm' repository and cannot be overwritten because the repository is immutable."}]}"#.to_owned(),
+                r#"{"errors":[{"code":"DENIED","message":"requested access to the resource is denied - This tag is already assigned to an image in this repository and cannot be updated due to immutability settings."}]}"#.to_owned(),
             ),
+            // The token has expired.
+            (200, false) => {
+                let mut lines = head.lines().filter_map(|line| line.split_once(": "));
+                let proxy = lines.find(|(name, _)| name.eq_ignore_ascii_case("host"));
+                let realm = format!("http://{}/token", proxy.unwrap().1);
+                says(401, &format!("www-authenticate: Bearer realm=\"{realm}\"\r\n"))
+            }
             _ => Fault::None,
         }
     });
