@@ -51,6 +51,7 @@ fn a_registry_that_asks_to_wait_is_waited_for_unless_for_hours() {
     two.one.rockenv(&["up", name]).ok();
     who_asks_to_wait_for_hours_is_not_waited_for(&two, name);
     let [head, post, patch, put] = std::array::from_fn(|_| AtomicUsize::new(0));
+    let host = two.registry.host.clone();
     let proxy = Proxy::start(&two.registry.host, move |request| {
         match request.split(' ').next() {
             Some("GET" | "HEAD") if first(&head) => {
@@ -62,8 +63,13 @@ fn a_registry_that_asks_to_wait_is_waited_for_unless_for_hours() {
             }
             Some("POST") if first(&post) => says(429, "retry-after: 1\r\n"),
             Some("PATCH") if first(&patch) => says(429, "retry-after: 2\r\n"),
-            // This answer does not say how long to wait.
-            Some("PUT") if first(&put) => says(429, ""),
+            // A gateway gives up while the registry stores the layer, and does not say how long to wait.
+            Some("PUT") if first(&put) => {
+                let path = request.split(' ').nth(1).unwrap();
+                let stored = crate::support::registry::http(&host, "PUT", path, "", b"");
+                assert_eq!(stored.status, 201, "{}", stored.head);
+                says(504, "")
+            }
             _ => Fault::None,
         }
     });
@@ -74,6 +80,7 @@ fn a_registry_that_asks_to_wait_is_waited_for_unless_for_hours() {
             "warning: registry `127.0.0.1:",
             "answered 503 Service Unavailable; waiting",
             "answered 429 Too Many Requests; waiting 2",
+            "answered 504 Gateway Timeout; waiting",
             "1 snapshot at",
             "2 layers sent",
         ]);

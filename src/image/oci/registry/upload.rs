@@ -73,8 +73,7 @@ impl Registry {
         let finish = with_digest(place.clone(), &sha256);
         // The token may have expired during the upload.
         let finish = || self.uploads.put(finish.clone()).header(CONTENT_LENGTH, 0);
-        self.accepted(self.send_to(&place, finish).await?).await?;
-        self.assert_blob(&sha256, size).await?;
+        self.finish(&place, finish, &sha256, size).await?;
         Ok(Upload::Stored)
     }
 
@@ -106,8 +105,7 @@ impl Registry {
             // Nothing else ends the wait for a registry that takes all of it and never answers.
             request.timeout(long_patience())
         };
-        self.accepted(self.send_to(&place, send).await?).await?;
-        self.assert_blob(&sha256, size).await
+        self.finish(&place, send, &sha256, size).await
     }
 
     /// Begins an upload; returns its address. A stream that is packed while it is sent cannot be repeated, so a token
@@ -126,12 +124,24 @@ impl Registry {
         Ok(place)
     }
 
-    /// Sends a repeatable request to an upload's address.
-    async fn send_to(&self, place: &Url, make: impl Fn() -> RequestBuilder) -> Result<Response> {
-        match self.is_own(place) {
-            true => self.authorized(make).await,
-            false => self.send_with(make(), None).await,
+    /// Sends the last request of an upload to its address. The request can be repeated.
+    async fn finish(
+        &self,
+        place: &Url,
+        make: impl Fn() -> RequestBuilder,
+        sha256: &str,
+        size: u64,
+    ) -> Result<()> {
+        let response = match self.is_own(place) {
+            true => self.authorized(make).await?,
+            false => self.send_with(make(), None).await?,
+        };
+        // A gateway may give up while the registry stores the blob, which then no longer knows the upload.
+        let is_gone = response.status() == StatusCode::NOT_FOUND;
+        if !is_gone || !self.has_blob(sha256, size).await? {
+            self.accepted(response).await?;
         }
+        self.assert_blob(sha256, size).await
     }
 
     /// Returns an error for an unsuccessful response.
