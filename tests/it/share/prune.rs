@@ -270,6 +270,26 @@ fn a_list_in_pages_is_read_to_its_end(pushed: &Pushed) {
         assert_eq!(removed(found), whole, "{origin}");
         assert_eq!(pages.load(Ordering::Relaxed), tags.len().div_ceil(2));
     }
+    // Without all tags, nothing is removed.
+    let first = json!({ "name": "team/rocm", "tags": tags[..2] }).to_string();
+    let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
+        match head.starts_with("GET /v2/team/rocm/tags/list?n=1000 ") {
+            true => Fault::Says(
+                200,
+                "link: <?last=x>; rel=next\r\n".to_owned(),
+                first.clone(),
+            ),
+            false => Fault::Says(404, String::new(), String::new()).when(head.contains("?last=x ")),
+        }
+    });
+    pushed
+        .prune(
+            &pushed.two.one,
+            &["--older-than", "1s", "-n"],
+            &proxy.repository(),
+        )
+        .exits(4)
+        .says(&["cannot list the tags of", "the registry answered 404"]);
 }
 
 fn a_registry_that_removes_nothing_is_said(pushed: &Pushed) {

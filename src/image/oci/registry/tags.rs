@@ -32,7 +32,8 @@ impl Registry {
         while let Some(url) = next {
             let response = self.authorized(|| self.client.get(&url)).await?;
             match response.status() {
-                StatusCode::NOT_FOUND => break,
+                // Tags on a missing page could protect the manifests of others.
+                StatusCode::NOT_FOUND if tags.is_empty() => break,
                 status if !status.is_success() => {
                     return Err(self
                         .answered("list the tags of", &self.name, response)
