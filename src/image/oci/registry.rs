@@ -97,7 +97,7 @@ fn digest_of(response: &Response) -> Option<String> {
 
 /// Returns the scope of a token: what most requests of an operation need, and what the registry asks for besides. Only
 /// the registry knows the action for a removal: Quay refuses `delete`, and others want it. Azure's registry wants its
-/// own action for a list of tags.
+/// own action for a list of tags. A token for a pull never allows a change.
 fn scope(repository: &str, operation: Operation, asked: &str) -> String {
     let repository = format!("repository:{repository}:");
     let mut actions = match operation {
@@ -107,7 +107,9 @@ fn scope(repository: &str, operation: Operation, asked: &str) -> String {
     let asked = asked.split(' ');
     let asked = asked.filter_map(|scope| scope.strip_prefix(&repository));
     for action in asked.flat_map(|all| all.split(',')) {
-        if !actions.contains(&action) {
+        let changes = ["push", "delete", "*"].contains(&action);
+        let is_allowed = !changes || operation != Operation::Pull;
+        if is_allowed && !actions.contains(&action) {
             actions.push(action);
         }
     }
@@ -525,7 +527,8 @@ mod tests {
             (Pull, "*", "pull"),
             (Pull, "repository:user/image:pull", "pull"),
             (Pull, "aws", "pull"),
-            (Pull, "repository:a/b/c:push repository:a/b:x", "pull,x"),
+            (Pull, "repository:a/b/c:x repository:a/b:y", "pull,y"),
+            (Pull, "repository:a/b:pull,push,delete,*", "pull"),
         ] {
             let scope = scope("a/b", operation, asked);
             assert_eq!(scope, format!("repository:a/b:{actions}"), "{asked}");
