@@ -441,16 +441,19 @@ impl Registry {
             Some(answer) => TokenServer::named(answer, &self.base)?,
             None => None,
         };
+        let login = self.login.as_ref();
+        // Only a token server gets an identity token.
+        let password = login.filter(|login| login.identity_token().is_none());
         // Harbor asks for a password when a token has expired, even one that needed none.
-        let server = match (answer, &self.login) {
+        let server = match (answer, password) {
             (Some(_), Some(_)) => named,
             _ => named.or_else(|| self.granted()?.server),
         };
-        let text = match (&server, &self.login) {
-            (Some(server), login) => {
+        let text = match (&server, password) {
+            (Some(server), _) => {
                 let request = TokenRequest {
                     scope: scope(&self.repository, self.operation, &server.scope),
-                    login: login.as_ref(),
+                    login,
                     notice: &self.notice,
                 };
                 let token = server.token(&self.client, &self.base, &request);

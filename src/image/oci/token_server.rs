@@ -7,8 +7,9 @@
 
 use std::borrow::Cow;
 
+use futures_util::stream;
 use http_auth::ChallengeParser;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, WWW_AUTHENTICATE};
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, WWW_AUTHENTICATE};
 use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 
@@ -119,33 +120,43 @@ impl TokenServer {
         })
     }
 
-    /// Returns the request for a token. An identity token goes into a form, as OAuth 2 wants it.
-    fn request(&self, client: &reqwest::Client, request: &TokenRequest<'_>) -> RequestBuilder {
+    /// Returns the address with the parameters of a request.
+    fn with_parameters(&self, request: &TokenRequest<'_>) -> Url {
         let mut address = self.address.clone();
         let mut query = address.query_pairs_mut();
         query.append_pair("scope", &request.scope);
         if let Some(service) = &self.service {
             query.append_pair("service", service);
         }
+        if let Some(token) = request.login.and_then(Login::identity_token) {
+            query
+                .append_pair("client_id", "rockenv")
+                .append_pair("grant_type", "refresh_token")
+                .append_pair("refresh_token", token);
+        }
+        drop(query);
+        address
+    }
+
+    /// Returns the request for a token. An identity token goes into a form, as OAuth 2 wants it.
+    fn request(&self, client: &reqwest::Client, request: &TokenRequest<'_>) -> RequestBuilder {
+        let address = self.with_parameters(request);
         let Some(login) = request.login else {
-            drop(query);
             return client.get(address);
         };
-        let Some(token) = login.identity_token() else {
-            drop(query);
-            return client
-                .get(address)
-                .basic_auth(&login.user, Some(&login.password));
-        };
-        query
-            .append_pair("client_id", "rockenv")
-            .append_pair("grant_type", "refresh_token")
-            .append_pair("refresh_token", token);
-        drop(query);
+        if login.identity_token().is_none() {
+            let password = Some(&login.password);
+            return client.get(address).basic_auth(&login.user, password);
+        }
+        let form = address.query().unwrap_or_default().to_owned();
+        let length = form.len();
+        let parts: [std::io::Result<String>; 1] = [Ok(form)];
         client
             .post(self.address.clone())
             .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-            .body(address.query().unwrap_or_default().to_owned())
+            .header(CONTENT_LENGTH, length)
+            // Except for a stream, a redirect (307, 308) would send the token to another host.
+            .body(reqwest::Body::wrap_stream(stream::iter(parts)))
     }
 
     async fn ask(
@@ -232,19 +243,22 @@ mod tests {
                 notice: &Notice::default(),
             };
             let sent = server.request(&client, &request).build().unwrap();
-            let body = sent.body().and_then(|body| body.as_bytes());
-            let body = String::from_utf8(body.unwrap_or_default().to_vec()).unwrap();
+            // Only a stream is not sent again to the target of a redirect.
+            let is_stream = sent.body().is_some_and(|body| body.as_bytes().is_none());
             let is_basic = sent.headers().contains_key("authorization");
             let query = sent.url().query().unwrap_or_default().to_owned();
-            (sent.method().to_string(), is_basic, query, body)
+            let parameters = server.with_parameters(&request);
+            let parameters = parameters.query().unwrap_or_default().to_owned();
+            let method = sent.method().to_string();
+            ((method, is_basic, is_stream), query, parameters)
         };
         let common = "account=a&scope=repository%3Aa%2Fb%3Apull&service=h.example";
-        let get = ("GET".to_owned(), true, common.to_owned(), String::new());
-        assert_eq!(sent("me"), get);
+        let get = ("GET".to_owned(), true, false);
+        assert_eq!(sent("me"), (get, common.to_owned(), common.to_owned()));
         let form =
             format!("{common}&client_id=rockenv&grant_type=refresh_token&refresh_token=p%26q");
-        let post = ("POST".to_owned(), false, "account=a".to_owned(), form);
-        assert_eq!(sent("<token>"), post);
+        let post = ("POST".to_owned(), false, true);
+        assert_eq!(sent("<token>"), (post, "account=a".to_owned(), form));
     }
 
     #[test]

@@ -288,12 +288,19 @@ fn a_token_is_fetched_from_where_the_registry_says() {
             b"",
         )
     });
-    let place = Place::new();
+    let mut place = Place::new();
     fails(
         place.build(&pinned(&registry.host, &image), "b"),
         Kind::Invalid,
         "an invalid token",
     );
+    // Only a token server gets an identity token.
+    let challenge = "www-authenticate: Basic realm=\"x\"\r\n";
+    let registry = Server::start(move |_| response("401 Unauthorized", challenge, b""));
+    let token = make::auth_file(place.dir.path(), &registry.host, "PHRva2VuPjpz");
+    place.logins.files = vec![token];
+    place.refused(&pinned(&registry.host, &image));
+    assert_eq!(registry.asked().len(), 1);
 }
 
 #[test]
