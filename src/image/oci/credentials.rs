@@ -120,9 +120,7 @@ pub(super) fn find(
             let mut helpers = file.cred_helpers.iter();
             helpers.find(|(key, _)| name == place(key))
         });
-        // An empty name is Docker's way to use no store.
-        let store = file.creds_store.as_ref().filter(|name| !name.is_empty());
-        let keeper = match (helper, store) {
+        let keeper = match (helper, &file.creds_store) {
             (Some((server, name)), _) => Some((name, server.as_str(), true)),
             // A real store has an empty entry for each login. Other helpers serve all registries.
             (None, Some(store)) => {
@@ -130,7 +128,9 @@ pub(super) fn find(
             }
             (None, None) => None,
         };
+        // An empty name is Docker's way to use no helper.
         if let Some((name, server, promised)) = keeper
+            && !name.is_empty()
             && let Some(login) = ask(&CredentialHelper {
                 name,
                 server,
@@ -406,6 +406,7 @@ mod tests {
             "",
             "{}",
             "{\"auths\":{\"h.example:5000\":{}},\"credsStore\":\"\"}",
+            "{\"credHelpers\":{\"h.example:5000\":\"\"},\"credsStore\":\"x\"}",
         ] {
             assert_eq!(user(none), "", "{none}");
         }
