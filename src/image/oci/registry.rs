@@ -488,12 +488,14 @@ impl Registry {
 
     fn refusal(&self) -> Error {
         let error = match &self.login {
-            Some(login) => unavailable!(
-                "registry `{}` refuses user `{}` (from `{}`)",
-                self.host,
-                login.user,
-                login.file.display()
-            ),
+            Some(login) => {
+                let what = match login.identity_token() {
+                    Some(_) => "the identity token".to_owned(),
+                    None => format!("user `{}`", login.user),
+                };
+                let file = login.file.display();
+                unavailable!("registry `{}` refuses {what} (from `{file}`)", self.host)
+            }
             None => {
                 let verb = match self.operation {
                     Operation::Push => "push to",

@@ -299,7 +299,8 @@ fn a_token_is_fetched_from_where_the_registry_says() {
     let registry = Server::start(move |_| response("401 Unauthorized", challenge, b""));
     let token = make::auth_file(place.dir.path(), &registry.host, "PHRva2VuPjpz");
     place.logins.files = vec![token];
-    place.refused(&pinned(&registry.host, &image));
+    let said = place.refused(&pinned(&registry.host, &image));
+    assert!(said.contains("refuses the identity token (from"), "{said}");
     assert_eq!(registry.asked().len(), 1);
 }
 
