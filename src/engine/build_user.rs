@@ -28,7 +28,7 @@ impl BuildUser {
         let etc = below(root.as_fd(), "etc", OFlag::O_PATH | OFlag::O_DIRECTORY)
             .context(|| "cannot open `/etc` of the image".to_owned())?;
         for account in self.accounts() {
-            append_account(etc.as_fd(), &account)?;
+            append_account(root.as_fd(), etc.as_fd(), &account)?;
         }
         self.make_home(root.as_fd())
     }
@@ -150,12 +150,13 @@ impl Account {
     }
 }
 
-/// Adds a line to an account file unless its name or id exists; replaces the file atomically.
-fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
+/// Adds a line to an account file unless its name or id exists; replaces the file atomically. In images of Nix it is a
+/// link into the Nix store, which stays as it is.
+fn append_account(root: BorrowedFd<'_>, etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
     let file = account.file;
     let mut text = Vec::new();
     let mut mode = Mode::from_bits_truncate(0o644);
-    let opened = beneath::open_by(etc, file, OFlag::O_PATH, beneath::BELOW)
+    let opened = below(root, &format!("etc/{file}"), OFlag::O_PATH)
         .and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY));
     match opened {
         Ok(fd) => {
@@ -253,15 +254,26 @@ mod tests {
     }
 
     #[test]
-    fn a_link_out_of_the_tree_is_not_followed() {
+    fn a_link_leads_into_the_tree_and_nowhere_else() {
         let tree = tree();
         let outside = tempfile::tempdir().unwrap();
         let host = outside.path().join("passwd");
-        let link = tree.path().join("etc/passwd");
+        let [link, stored] = ["etc/passwd", "passwd"].map(|path| tree.path().join(path));
         fs::write(&host, "host\n").unwrap();
-        fs::remove_file(&link).unwrap();
-        fs_err::os::unix::fs::symlink(&host, &link).unwrap();
-        assert!(BuildUser::new(1000, 1000).ensure(tree.path()).is_err());
+        let added = "builder:x:1000:1000::/home/builder:/bin/sh\n";
+        for (target, before) in [
+            (host.as_path(), ""),
+            (Path::new("/passwd"), "root:x:0:0:\n"),
+        ] {
+            fs::write(&stored, before).unwrap();
+            fs::remove_file(&link).unwrap();
+            fs_err::os::unix::fs::symlink(target, &link).unwrap();
+            BuildUser::new(1000, 1000).ensure(tree.path()).unwrap();
+            let text = fs::read_to_string(&link).unwrap();
+            assert_eq!(text, format!("{before}{added}"));
+            assert!(!fs::symlink_metadata(&link).unwrap().is_symlink());
+            assert_eq!(fs::read_to_string(&stored).unwrap(), before);
+        }
         assert_eq!(fs::read_to_string(&host).unwrap(), "host\n");
     }
 
