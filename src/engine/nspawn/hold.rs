@@ -19,7 +19,7 @@ use crate::engine::hold::{
     Connections, ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
 };
 use crate::engine::wire::ToAgent;
-use crate::engine::{Bind, Root, Usage, open_files};
+use crate::engine::{Bind, Container, Root, Usage, open_files};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::sockets::SocketRules;
@@ -56,6 +56,7 @@ pub(in crate::engine) fn hold(
         .context(|| format!("cannot mount `{}` without devices", root.display()))?;
     let mut hold = with_volumes(hold)?;
     hold.container.show_certificates(Some(&root), &hold.run)?;
+    show_name_servers(&mut hold.container, &root)?;
     let hold = &hold;
     state.lock = Some(TreeLock::of(&root)?);
     // Mounts end with this process, but `run_engine` creates things that outlive it.
@@ -140,6 +141,27 @@ fn with_volumes(hold: &Hold) -> Result<Hold> {
         bind.source = at;
     }
     Ok(hold)
+}
+
+const NAME_SERVERS: &str = "/etc/resolv.conf";
+
+/// Mounts the host's list of name servers where a link at its place in the tree leads. The package of systemd-resolved
+/// makes a link into `/run`, which is empty. systemd-nspawn makes the directories there for a bind, but not for
+/// `--resolv-conf`.
+fn show_name_servers(container: &mut Container, root: &Path) -> Result<()> {
+    let tree = beneath::open_path(root)?;
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+    let found = beneath::open_by(&tree, "etc/resolv.conf", flags, beneath::IN_ROOT);
+    let is_link = found
+        .and_then(|found| fstat(&found))
+        .is_ok_and(|found| beneath::kind(&found) == SFlag::S_IFLNK);
+    if container.network
+        && is_link
+        && let Ok(list) = fs::canonicalize(NAME_SERVERS)
+    {
+        container.binds.push(Bind::read_only(list, NAME_SERVERS));
+    }
+    Ok(())
 }
 
 /// Makes the views forget the files that they showed. A view goes on showing such a file, or that a name is missing,
@@ -323,6 +345,35 @@ mod tests {
         let mut sleep = std::process::Command::new("sleep");
         let mut child = sleep.arg("1000").spawn().unwrap();
         end(&mut child, &Cgroup::default()).unwrap();
+    }
+
+    #[test]
+    fn name_servers_are_shown_where_the_link_of_an_image_leads() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        fs::create_dir(root.join("etc")).unwrap();
+        let list = root.join("etc/resolv.conf");
+        let shown = |network| {
+            let mut container = Container {
+                id: String::new(),
+                root: Root::Directory(root.to_owned()),
+                binds: Vec::new(),
+                keep_groups: false,
+                devices: Vec::new(),
+                network,
+                limits: Default::default(),
+                user: None,
+                certificates: None,
+            };
+            show_name_servers(&mut container, root).unwrap();
+            container.binds.len()
+        };
+        fs::write(&list, "").unwrap();
+        assert_eq!(shown(true), 0);
+        fs::remove_file(&list).unwrap();
+        fs::os::unix::fs::symlink("../run/systemd/resolve/stub-resolv.conf", &list).unwrap();
+        let is_on_host = usize::from(Path::new(NAME_SERVERS).exists());
+        assert_eq!((shown(true), shown(false)), (is_on_host, 0));
     }
 
     #[test]
