@@ -56,12 +56,9 @@ impl Unpacker<'_> {
         let fail = || cannot("set the attributes of", &entry.path);
         // The order matters: a change of owner clears setuid bits and capabilities.
         if self.options.ownership {
-            nix::unistd::fchown(
-                file,
-                Some(Uid::from_raw(entry.uid)),
-                Some(Gid::from_raw(entry.gid)),
-            )
-            .context(fail)?;
+            let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+            let changed = nix::unistd::fchown(file, Some(uid), Some(gid));
+            owned(changed, &entry.path, (entry.uid, entry.gid))?;
         }
         if self.is_upper()
             && !entry
@@ -85,7 +82,8 @@ impl Unpacker<'_> {
         let is_link = matches!(entry.kind, TarEntryKind::Symlink(_));
         let parent = self.parent().try_clone_to_owned().context(fail)?;
         if self.options.ownership {
-            beneath::set_owner(&parent, name, entry.uid, entry.gid).context(fail)?;
+            let changed = beneath::set_owner(&parent, name, entry.uid, entry.gid);
+            owned(changed, &entry.path, (entry.uid, entry.gid))?;
         }
         if !is_link {
             let mode = Mode::from_bits_truncate(entry.mode);
@@ -141,13 +139,10 @@ impl Unpacker<'_> {
             let fail = || cannot("set the attributes of", &path);
             let directory = beneath::open_dir(&self.root, or_root(&path)).context(fail)?;
             if self.options.ownership {
-                let (owner, group) = attributes.owner;
-                nix::unistd::fchown(
-                    &directory,
-                    Some(Uid::from_raw(owner)),
-                    Some(Gid::from_raw(group)),
-                )
-                .context(fail)?;
+                let (uid, gid) = attributes.owner;
+                let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+                let changed = nix::unistd::fchown(&directory, Some(uid), Some(gid));
+                owned(changed, &path, attributes.owner)?;
             }
             let place = XattrFile::Open(directory.as_fd());
             if self.is_upper() {
@@ -165,6 +160,18 @@ impl Unpacker<'_> {
             nix::sys::stat::futimens(&directory, &TimeSpec::UTIME_OMIT, &mtime).context(fail)?;
         }
         Ok(())
+    }
+}
+
+/// Explains why an owner was refused. Files that a domain's user built have ids beyond the 65,536 of most users.
+fn owned(changed: nix::Result<()>, path: &[u8], (uid, gid): (u32, u32)) -> Result<()> {
+    match changed {
+        Err(Errno::EINVAL) => Err(unavailable!(
+            "`{}` belongs to {uid}:{gid}, and the user namespace does not have these ids",
+            lossy(path)
+        )
+        .help("sudo rockenv ..., or larger ranges in /etc/subuid and /etc/subgid")),
+        other => other.context(|| cannot("set the attributes of", path)),
     }
 }
 
@@ -211,4 +218,17 @@ pub(crate) fn copy_data<R: BufRead>(
 
 fn timespec((seconds, nanoseconds): (i64, u32)) -> TimeSpec {
     TimeSpec::new(seconds, i64::from(nanoseconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::error::Kind;
+
+    #[test]
+    fn an_owner_that_no_subordinate_id_stands_for_is_named() {
+        let refused = owned(Err(Errno::EINVAL), b"opt/lib", (1_776_653_678, 0)).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Unavailable);
+        assert_has!(refused.message(), "`opt/lib` belongs to 1776653678:0");
+    }
 }
