@@ -49,7 +49,8 @@ elif command -v pacman >/dev/null; then
     [ "$(findmnt -no TARGET -T /var/cache/pacman/pkg)" != / ] || rm -rf /var/cache/pacman/pkg/*
 elif command -v dnf >/dev/null; then
     # Without `--`, which dnf5 refuses before 5.4.3. No package's name begins with a dash.
-    dnf -y --setopt=install_weak_deps=False ${ca:+--setopt=sslcacert=$ca} install "$@"
+    # As apt-get does, it may replace packages: RHEL 9's images have `curl-minimal`, which conflicts with `curl`.
+    dnf -y --setopt=install_weak_deps=False ${ca:+--setopt=sslcacert=$ca} install --allowerasing "$@"
     dnf -q clean all
 elif command -v apk >/dev/null; then
     apk add --no-cache -- "$@"
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn packages_are_installed_as_package_managers_accept() {
-        let dnf = "dnf -y --setopt=install_weak_deps=False install cmake git\ndnf -q clean all\n";
+        let dnf = "dnf -y --setopt=install_weak_deps=False install --allowerasing cmake git\ndnf -q clean all\n";
         assert_eq!(install_with("dnf"), dnf);
         // On Arch Linux, this machine's keyring passes for the image's.
         if !Path::new("/etc/pacman.d/gnupg/pubring.gpg").exists() {
