@@ -52,10 +52,19 @@ elif command -v dnf >/dev/null; then
     # As apt-get does, it may replace packages: RHEL 9's images have `curl-minimal`, which conflicts with `curl`.
     dnf -y --setopt=install_weak_deps=False ${ca:+--setopt=sslcacert=$ca} install --allowerasing "$@"
     dnf -q clean all
+elif command -v microdnf >/dev/null; then
+    microdnf install -y --setopt=install_weak_deps=0 "$@"
+    microdnf clean all
+elif command -v tdnf >/dev/null; then
+    tdnf install -y "$@"
+    tdnf clean all
+elif command -v zypper >/dev/null; then
+    zypper --non-interactive install --no-recommends "$@"
+    zypper --quiet clean --all
 elif command -v apk >/dev/null; then
     apk add --no-cache -- "$@"
 else
-    echo "no supported package manager found: apt-get, pacman, dnf, apk" >&2
+    echo "no supported package manager found: apt-get, pacman, dnf, microdnf, tdnf, zypper, apk" >&2
     exit 1
 fi
 "#;
@@ -253,6 +262,13 @@ mod tests {
     fn packages_are_installed_as_package_managers_accept() {
         let dnf = "dnf -y --setopt=install_weak_deps=False install --allowerasing cmake git\ndnf -q clean all\n";
         assert_eq!(install_with("dnf"), dnf);
+        let microdnf =
+            "microdnf install -y --setopt=install_weak_deps=0 cmake git\nmicrodnf clean all\n";
+        assert_eq!(install_with("microdnf"), microdnf);
+        let tdnf = "tdnf install -y cmake git\ntdnf clean all\n";
+        assert_eq!(install_with("tdnf"), tdnf);
+        let zypper = "zypper --non-interactive install --no-recommends cmake git\nzypper --quiet clean --all\n";
+        assert_eq!(install_with("zypper"), zypper);
         // On Arch Linux, this machine's keyring passes for the image's.
         if !Path::new("/etc/pacman.d/gnupg/pubring.gpg").exists() {
             let keys = "--gpgdir mktemp -d";
