@@ -62,7 +62,7 @@ elif command -v zypper >/dev/null; then
     zypper --non-interactive install --no-recommends "$@"
     zypper --quiet clean --all
 elif command -v apk >/dev/null; then
-    apk add --no-cache -- "$@"
+    apk add --no-cache "$@"
 else
     echo "no supported package manager found: apt-get, pacman, dnf, microdnf, tdnf, zypper, apk" >&2
     exit 1
@@ -269,6 +269,7 @@ mod tests {
         assert_eq!(install_with("tdnf"), tdnf);
         let zypper = "zypper --non-interactive install --no-recommends cmake git\nzypper --quiet clean --all\n";
         assert_eq!(install_with("zypper"), zypper);
+        assert_eq!(install_with("apk"), "apk add --no-cache cmake git\n");
         // On Arch Linux, this machine's keyring passes for the image's.
         if !Path::new("/etc/pacman.d/gnupg/pubring.gpg").exists() {
             let keys = "--gpgdir mktemp -d";
