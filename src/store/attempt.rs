@@ -11,6 +11,7 @@ use super::env::remove;
 use super::layer::boot_id;
 use super::{LockedEnv, Store, build_logs, source};
 use crate::plan::ids::{EnvName, LayerId, StepKey, VolumeId};
+use crate::plan::layer::Layer;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, Survives};
@@ -82,8 +83,11 @@ impl Store {
         let is_last = |key: &StepKey| last.steps.iter().any(|step| step.key == *key);
         let begun = self.attempt(name, record)?.filter(is_last);
         // A missing layer is reported where it is needed.
-        let layer = record.head.volumes_from().layer;
-        let layer = layer.and_then(|layer| self.layer(&layer).ok()?);
+        let from = record.head.volumes_from().layer;
+        let chain = from.and_then(|from| self.chain(&from).ok());
+        // A user's snapshot of an older version has the objects of the step below it.
+        let tells = |layer: &Layer| layer.key.is_some() || layer.clones.is_some();
+        let layer = chain.and_then(|chain| chain.into_iter().find(tells));
         let Some(layer) = layer.filter(|_| begun.is_none()) else {
             return Ok(Some(source::clones(self, last)));
         };

@@ -140,17 +140,23 @@ mod tests {
             atomic::write_json(&layer.join("layer.json"), &built).unwrap();
         };
         write("below", None, Some(two));
-        let key = Some(&last.steps[0].key);
+        let (key, other) = (&last.steps[0].key, &StepKey::from("other"));
+        let may_be_older = || has_older_sources(&store, &record, Some(&last), &last).unwrap();
         // A pulled snapshot does not tell, and the step below it may be of any revision.
         for (key, built, may_be) in [
-            (None, Some(one), false),
-            (None, Some(two), true),
+            (other, Some(one), false),
+            (other, Some(two), true),
             (key, None, false),
-            (None, None, true),
+            (other, None, true),
         ] {
-            write("l", key, built);
-            let found = has_older_sources(&store, &record, Some(&last), &last).unwrap();
-            assert_eq!(found, may_be, "{key:?} {built:?}");
+            write("l", Some(key), built);
+            assert_eq!(may_be_older(), may_be, "{key} {built:?}");
+        }
+        // A user's snapshot of an older version does not tell either, but has the objects of the step below it.
+        write("l", None, None);
+        for (key, may_be) in [(key, false), (other, true)] {
+            write("below", Some(key), None);
+            assert_eq!(may_be_older(), may_be, "{key}");
         }
     }
 }
