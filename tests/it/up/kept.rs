@@ -10,7 +10,7 @@ use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::Ordinary;
 use crate::support::rootfs::rootfs;
-use crate::support::run::Background;
+use crate::support::run::{Background, wait_until};
 use crate::support::skip::skip;
 use crate::support::template::write_recipe;
 
@@ -64,8 +64,9 @@ fn what_a_user_changes_in_the_tree_of_a_failed_step_is_kept() {
         store.rockenv(&["up", env]).exits(5);
         assert!(!snapshots(store, env).contains("before-up"), "{method}");
         in_failed(store, "cat ~/half");
-        let gc = store.rockenv(&free);
-        assert!(gc.text().contains("removed 1 item"), "{method}: {gc:?}");
+        wait_until("`gc` removes the tree of the failed step", || {
+            store.rockenv(&free).text().contains("removed 1 item")
+        });
         store.rockenv(&["up", env]).exits(5);
 
         in_failed(store, "echo precious > ~/mine");
