@@ -138,10 +138,14 @@ fn word(path: &Path) -> String {
     word
 }
 
+/// How often a manifest is opened that another export replaces each time.
+const MOST_ATTEMPTS: u32 = 100;
+
 /// Opens the manifest for appending, and locks it against exports of other envs to the same directory, if its file
 /// system can lock it. The directory may be locked by the user: `flock DIRECTORY rockenv up ENV`.
 pub(super) fn lock(target: &Path) -> Result<fs::File> {
     let path = target.join(MANIFEST);
+    let mut attempts = 1;
     loop {
         let file = fs::OpenOptions::new()
             .create(true)
@@ -149,11 +153,13 @@ pub(super) fn lock(target: &Path) -> Result<fs::File> {
             .custom_flags(nix::libc::O_NOFOLLOW)
             .open(&path)?;
         file.file().lock().ok();
-        // The other export may have replaced the file.
+        // The other export may have replaced the file. Some FUSE file systems never give it the same number twice.
         let (locked, now) = (file.metadata()?, if_exists(fs::symlink_metadata(&path))?);
-        if now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino())) {
+        let is_it = now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino()));
+        if is_it || attempts == MOST_ATTEMPTS {
             return Ok(file);
         }
+        attempts += 1;
     }
 }
 
