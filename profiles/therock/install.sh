@@ -3,8 +3,8 @@
 set -eu
 targets=$1
 shift
-# TheRock's `rocm` package asks the machine's GPU which target it is for, unless it is told.
-export ROCM_SDK_TARGET_FAMILY="${targets%%;*}"
+ROCM_SDK_TARGET_FAMILY=$(sh /opt/rockenv/family.sh "$targets" "$2")
+export ROCM_SDK_TARGET_FAMILY
 # `device` is that target. A package for one target has no other extra for it, and pip only warns of one that is not there.
 extras=libraries,devel,$(echo "$targets" | sed 's/^[^;]*/device/; s/;/,device-/g')
 version=

@@ -4,7 +4,6 @@ set -eu
 jobs=$1 targets=$2
 shift 2
 sh /opt/rockenv/empty.sh /therock/out/torch
-export ROCM_SDK_TARGET_FAMILY="${targets%%;*}"
 # Where the sources are, in the words of this release.
 python=/home/builder/venv/bin/python
 where=$(sh /opt/rockenv/flags.sh "$python -B build_prod_wheels.py build" --root-checkout-dir 2>/tmp/flags) || {

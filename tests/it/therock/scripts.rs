@@ -30,6 +30,11 @@ fn scripts(directory: &Path) {
     }
 }
 
+fn profile() -> toml::Table {
+    let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/therock.toml");
+    fs::read_to_string(profile).unwrap().parse().unwrap()
+}
+
 /// Runs shell code in the directory.
 fn sh(directory: &Path, code: &str) -> String {
     let bin = directory.join("bin");
@@ -201,11 +206,35 @@ fn only_results_of_this_profile_are_removed() {
     assert!(out.join("rocm/mine").exists() && out.join("torch").is_symlink());
 }
 
+/// The `rocm` package accepts only names that its wheels have. Before 7.13 the bundle's name is the one for all targets.
+#[test]
+fn the_first_target_or_an_indexs_family_names_the_wheels() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    for (place, family) in [
+        ("/therock/out/rocm/dist", "gfx1103"),
+        ("https://example.org/whl-multi-arch/", "gfx1103"),
+        ("https://example.org/v2/gfx110X-all/", "gfx110X-all"),
+        ("https://example.org/whl/gfx1151", "gfx1151"),
+    ] {
+        let family_of = format!("sh opt/family.sh 'gfx1103;gfx1201' {place}");
+        assert_eq!(sh(directory, &family_of).trim(), family, "{place}");
+    }
+    let profile = profile();
+    let mut steps = profile["step"].as_array().unwrap().iter();
+    let configure = steps.find(|step| step["name"].as_str() == Some("configure"));
+    let run = configure.unwrap()["run"].as_str().unwrap();
+    let (_, name) = run.split_once("DIST_BUNDLE_NAME=").unwrap();
+    let (name, _) = name.split_once('"').unwrap();
+    let name = name.replace("${targets}", "gfx1103;gfx1201");
+    assert_eq!(sh(directory, &format!("echo {name}")).trim(), "gfx1103");
+}
+
 /// A part whose sources are not fetched cannot be built. Release 7.13 builds IREE by default.
 #[test]
 fn what_is_not_fetched_is_not_built() {
-    let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/therock.toml");
-    let profile: toml::Table = fs::read_to_string(profile).unwrap().parse().unwrap();
+    let profile = profile();
     let variant = &profile["variants"]["full-torch"];
     for params in [&profile["params"], &variant["params"]] {
         let features = params["features"].as_str().unwrap();
