@@ -29,4 +29,11 @@ else:
 print(run, file=sys.__stdout__)
 END
 )
+compiler=/therock/build/compiler/amd-llvm/stage.prebuilt
+rm -f "$compiler"
 python3 build_tools/artifact_manager.py fetch --stage math-libs --generic-only --run-id "$run" --output-dir /therock/build --bootstrap
+# A run whose artifacts are gone or not there yet is no error to that script, and the compiler would be built here.
+[ -e "$compiler" ] || {
+    echo "run $run of TheRock's CI has no compiler: --param ci-run=ID for another run, or --from source" >&2
+    exit 1
+}
