@@ -14,6 +14,14 @@ if [ "$1" = --find-links ]; then
     version="==${version#rocm-}"
     # Releases before 7.13 have the code for a target in the libraries' own wheel.
     ls "$2"/rocm_sdk_device_* >/dev/null 2>&1 || extras=libraries,devel
+elif [ ! -e /run/rockenv/pins/locked ]; then
+    # An index has the versions of several releases, and the newest may be of a later one than the checkout.
+    release=$(sed -n 's/.*"rocm-version": *"\([0-9]*[.][0-9]*\)[.].*/\1/p' /therock/src/version.json)
+    if python3 -m pip index versions --pre --index-url "$2" rocm | grep -F " $release." >/dev/null; then
+        version="==$release.*"
+    else
+        echo "the index has no ROCm $release, so its newest version is installed" >&2
+    fi
 fi
 python3 -m venv --clear /home/builder/venv
 # What building PyTorch needs; before 7.12 it was in TheRock's own list.

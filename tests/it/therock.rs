@@ -356,6 +356,9 @@ fn a_build_that_begins_with_what_others_built() {
 
     // Takes ROCm's wheels from an index, and then all wheels.
     case.up("r", &["gfx1103", "--from", "rocm"]);
+    let log = ["logs", &case.env("r"), "install-index"];
+    let log = case.store.rockenv(&log).ok().text();
+    assert!(log.contains("==10.1.*"), "{log}");
     case.sh("r", "test ! -e /therock/build/build.ninja; ~/venv/bin/python -c 'import torch; print(torch.targets())'")
         .ok()
         .prints("torch for: gfx1103");
