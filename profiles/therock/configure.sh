@@ -56,6 +56,19 @@ cmake --fresh -G Ninja -S /therock/src -B /therock/build \
     $limits \
     "$@"
 
+# Since summer 2026 TheRock splits no library that has code, but none for the targets that it is configured for. RCCL is one where
+# it excludes all of them. Its split would fail after the math libraries.
+own=$(printf '%s\n' "$@" | sed -n 's/^-DTHEROCK_AMDGPU_FAMILIES=//p')
+if [ -n "$own" ] && grep -q -e '--artifact-prefix rccl_lib' /therock/build/build.ninja 2>/dev/null &&
+    grep -q 'no device code objects' /therock/src/rocm-systems/shared/kpack/python/rocm_kpack/artifact_splitter.py 2>/dev/null; then
+    rccl=$(sed -n 's/^set(GPU_TARGETS \(.*\) CACHE .*/\1/p' /therock/build/comm-libs/rccl/*_toolchain.cmake 2>/dev/null | tr ';' '\n')
+    [ -z "$rccl" ] || printf '%s\n' "$own" | tr ';' '\n' | grep -q -x -F -e "$rccl" || {
+        echo "error: RCCL has no code for $own, and this version of TheRock refuses to package that" >&2
+        echo "help: build variant \`lean\`, or an older release" >&2
+        exit 1
+    }
+fi
+
 # TheRock downloads tarballs into a directory for each: NAME_fetch/src. One that is there already is not downloaded; a download
 # that failed leaves an empty file.
 cd /therock/build

@@ -46,6 +46,17 @@ fn sh(directory: &Path, code: &str) -> String {
         .env("GIT_CONFIG_NOSYSTEM", "1"))
 }
 
+/// Copies the scripts, and makes a superproject without files and a `cmake` that prints its arguments.
+fn configurable(directory: &Path) {
+    scripts(directory);
+    sh(
+        directory,
+        "git init -q -b main therock/src; cd therock/src
+         git -c user.name=t -c user.email=t@example.org commit -q --allow-empty -m all
+         printf '#!/bin/sh\\nprintf \"%%s\\\\n\" \"$@\"\\n' >../../bin/cmake; chmod +x ../../bin/cmake",
+    );
+}
+
 #[test]
 fn a_flag_that_a_script_has_keeps_its_values() {
     let directory = tempfile::tempdir().unwrap();
@@ -134,13 +145,7 @@ if "--help" not in sys.argv:
 fn old_releases_are_configured_for_the_machines_targets() {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
-    scripts(directory);
-    sh(
-        directory,
-        "git init -q -b main therock/src; cd therock/src
-         git -c user.name=t -c user.email=t@example.org commit -q --allow-empty -m all
-         printf '#!/bin/sh\\nprintf \"%%s\\\\n\" \"$@\"\\n' >../../bin/cmake; chmod +x ../../bin/cmake",
-    );
+    configurable(directory);
     for (version, of_its_own) in [
         ("6.4.0", true),
         ("7.0.0", true),
@@ -157,6 +162,54 @@ fn old_releases_are_configured_for_the_machines_targets() {
         let has = said.contains("-DTHEROCK_AMDGPU_FAMILIES=gfx1103;gfx1201\n");
         assert_eq!(has, of_its_own, "{version}: {said}");
     }
+}
+
+/// TheRock's newer splitter fails for RCCL without code for the env's targets, hours after the configuration.
+#[test]
+fn rccl_without_code_for_the_targets_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    configurable(directory);
+    let splitter = "therock/src/rocm-systems/shared/kpack/python/rocm_kpack/artifact_splitter.py";
+    for (file, text) in [
+        ("therock/src/version.json", "{\"rocm-version\": \"10.1.0\"}"),
+        (
+            "therock/build/build.ninja",
+            "x --artifact-prefix rccl_lib\n",
+        ),
+        (
+            "therock/build/comm-libs/rccl/_toolchain.cmake",
+            "set(GPU_TARGETS gfx1201;gfx1250 CACHE STRING \"From super-project\" FORCE)\n",
+        ),
+        (splitter, "raise RuntimeError(\"no device code objects\")\n"),
+    ] {
+        let file = directory.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    let said = |own: &str| {
+        let configure =
+            format!("sh opt/configure.sh 2 1 1 4294967296 {own} -DTHEROCK_ENABLE_EMULATION=OFF");
+        sh(
+            directory,
+            &format!("{{ {configure} >out && echo configured; }} 2>&1 || true"),
+        )
+    };
+    for own in [
+        "",
+        "-DTHEROCK_AMDGPU_FAMILIES=gfx1201",
+        "'-DTHEROCK_AMDGPU_FAMILIES=gfx1103;gfx1201'",
+    ] {
+        assert_eq!(said(own), "configured\n", "{own}");
+    }
+    let own = "-DTHEROCK_AMDGPU_FAMILIES=gfx1103";
+    let refused = said(own);
+    assert!(
+        refused.starts_with("error: RCCL has no code for gfx1103"),
+        "{refused}"
+    );
+    fs::write(directory.join(splitter), "").unwrap();
+    assert_eq!(said(own), "configured\n");
 }
 
 /// The volume `out` may be a directory of the user's, or have results of an earlier rockenv, which wrote no mark.
