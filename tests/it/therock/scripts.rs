@@ -284,6 +284,25 @@ fn the_first_target_or_an_indexs_family_names_the_wheels() {
     assert_eq!(sh(directory, &format!("echo {name}")).trim(), "gfx1103");
 }
 
+/// TheRock publishes its nightly builds in `whl-next` since August 2026.
+#[test]
+fn the_index_is_the_one_of_the_instructions() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    let pytorch = directory.join("therock/src/external-builds/pytorch");
+    fs::create_dir_all(&pytorch).unwrap();
+    fs::write(pytorch.join("README.md"), "https://example.org/whl-multi/").unwrap();
+    for index in [
+        "https://rocm.nightlies.amd.com/whl-multi-arch/",
+        "https://nightly.repo.amd.com/rocm/whl-next",
+    ] {
+        let script = format!("# under v5/rocm/whl-next/\npip --index-url {index} rocm\n");
+        fs::write(pytorch.join("build_prod_wheels.py"), script).unwrap();
+        assert_eq!(sh(directory, "sh opt/index.sh ''").trim(), index);
+    }
+}
+
 /// A part whose sources are not fetched cannot be built. Release 7.13 builds IREE by default.
 #[test]
 fn what_is_not_fetched_is_not_built() {
