@@ -43,9 +43,9 @@ const LARGEST: u64 = 4 << 20;
 pub(crate) struct Checkout {
     /// Targets in the checkout's order.
     pub targets: Vec<Declared>,
-    /// Arguments of the table that have no effect, each with its position.
+    /// Arguments of the table that have no effect, and what is unknown in the topology, each with its position.
     pub ignored: Vec<String>,
-    /// Stages, groups and artifacts. `None` for older checkouts.
+    /// Stages, groups and artifacts. `None` for older checkouts, and for a topology with something unknown.
     pub topology: Option<Topology>,
     /// The version, such as `7.14.0`. `None` for checkouts before April 2025.
     pub version: Option<String>,
@@ -81,10 +81,12 @@ impl Checkout {
                 targets.push(custom);
             }
         }
-        let topology = match self::text(directory, TOPOLOGY)? {
-            Some(text) => Some(topology::parse(TOPOLOGY, &text)?),
-            None => None,
-        };
+        // TheRock adds keys every few weeks. Without the topology, any stage may build any artifact.
+        let topology = self::text(directory, TOPOLOGY)?.and_then(|text| {
+            topology::parse(TOPOLOGY, &text)
+                .inspect_err(|error| ignored.push(error.message().to_owned()))
+                .ok()
+        });
         let version = match self::text(directory, VERSION)? {
             Some(text) => Some(version(&text)?),
             None => None,
@@ -210,6 +212,19 @@ mod tests {
             assert_eq!(shown.matches('^').count(), marked, "{start}");
             assert!(shown.len() <= 2 * SHOWN + 1, "{start}");
         }
+    }
+
+    #[test]
+    fn an_unknown_key_of_the_topology_leaves_the_targets() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("cmake")).unwrap();
+        let table = "therock_add_amdgpu_target(gfx1103 \"x\" FAMILY gfx110X-all)\n";
+        fs::write(at(TARGETS), table).unwrap();
+        fs::write(at(TOPOLOGY), "new = 1\n").unwrap();
+        let checkout = Checkout::read(directory.path()).unwrap();
+        assert!(checkout.target("gfx1103").is_some() && checkout.topology.is_none());
+        assert_has!(checkout.ignored[0], "1:1: unknown field `new`");
     }
 
     #[test]
