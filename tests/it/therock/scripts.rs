@@ -303,6 +303,28 @@ fn the_index_is_the_one_of_the_instructions() {
     }
 }
 
+/// Without the image's compiler in PATH, `tools` ends with an error. The image of release 7.9 has an older one.
+#[test]
+fn the_compilers_of_all_images_are_found() {
+    let profile = profile();
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("images");
+    let paths = fs::read_dir(images).unwrap();
+    let paths = paths.map(|entry| entry.unwrap().path());
+    let mut seen = 0;
+    for path in paths.filter(|path| path.to_str().unwrap().contains("therock-manylinux")) {
+        let text = fs::read_to_string(&path).unwrap();
+        let (_, gcc) = text.split_once(", gcc ").unwrap();
+        let gcc: String = gcc.chars().take_while(char::is_ascii_digit).collect();
+        for name in ["PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH"] {
+            let value = profile["env"][name].as_str().unwrap();
+            let toolset = format!("/opt/rh/gcc-toolset-{gcc}/root/usr/");
+            assert!(value.contains(&toolset), "{path:?}: {name}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 7);
+}
+
 /// A part whose sources are not fetched cannot be built. Release 7.13 builds IREE by default.
 #[test]
 fn what_is_not_fetched_is_not_built() {
