@@ -12,6 +12,8 @@ use crate::rocm::gpu::{Device, Machine};
 pub(crate) struct GpuFacts {
     pub machine: Machine,
     pub nodes: Vec<Node>,
+    /// The running kernel's modules do not include amdgpu.
+    pub no_module: bool,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -22,26 +24,31 @@ pub(crate) struct Node {
 }
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let GpuFacts { machine, nodes } = &facts.gpu;
+    let GpuFacts { machine, nodes, .. } = &facts.gpu;
     if !machine.kfd {
-        return vec![match (machine.wsl, machine.on_bus, &machine.driver) {
+        let driver = machine.unlisted.values().min().map(Option::as_deref);
+        return vec![match (machine.wsl, machine.gpus.is_empty(), driver) {
             (true, ..) => note(
                 "WSL has /dev/dxg instead of /dev/kfd: steps with `gpu` are skipped, and reported as skipped",
             ),
-            (false, true, None) => missing(
+            (false, true, None) => {
+                note("no AMD GPU: steps with `gpu` are skipped, and reported as skipped")
+            }
+            (false, true, Some(None)) if facts.gpu.no_module => note(
+                "AMD GPU found, but this kernel has no module amdgpu: it is in Ubuntu's linux-modules-extra, Debian's \
+                 linux-image-amd64 and Fedora's kernel-modules: steps with `gpu` are skipped",
+            ),
+            (false, true, Some(None)) => missing(
                 "AMD GPU found, but /dev/kfd is missing: steps with `gpu` are skipped",
                 facts.sudo("modprobe amdgpu"),
             ),
-            (false, true, Some(driver)) if driver == "amdgpu" => note(
+            (false, true, Some(Some(driver))) if driver != "amdgpu" => note(format!(
+                "the AMD GPU's driver is {driver}, not amdgpu: steps with `gpu` are skipped"
+            )),
+            _ => note(
                 "AMD GPU found, but /dev/kfd is missing: the kernel lacks CONFIG_HSA_AMD, or this is a container \
                  without the device: steps with `gpu` are skipped",
             ),
-            (false, true, Some(driver)) => note(format!(
-                "the AMD GPU's driver is {driver}, not amdgpu: steps with `gpu` are skipped"
-            )),
-            (false, false, _) => {
-                note("no AMD GPU: steps with `gpu` are skipped, and reported as skipped")
-            }
         }];
     }
     let mut checks: Vec<Check> = machine
@@ -53,18 +60,36 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
                 .try_("rockenv target ls"),
         })
         .collect();
-    if checks.is_empty() {
-        checks.push(
-            note("/dev/kfd exists, but the kernel lists no GPU")
-                .try_(facts.sudo("journalctl -k -g amdgpu")),
+    let log = facts.sudo("journalctl -k -g amdgpu");
+    // In a container, the GPUs of others are on the bus too.
+    if !machine.hidden {
+        checks.extend(
+            machine
+                .unlisted
+                .iter()
+                .map(|(pci, driver)| match driver.as_deref() {
+                    Some("amdgpu") => {
+                        note(format!("GPU {pci}: the compute driver does not list it")).try_(&log)
+                    }
+                    Some(other) => note(format!("GPU {pci}: its driver is {other}, not amdgpu")),
+                    None => note(format!("GPU {pci}: it has no driver")).try_(&log),
+                }),
         );
+    } else if machine.gpus.is_empty() {
+        checks.push(missing(
+            "device rules of a control group hide the GPU",
+            "if this machine is a container, its engine must allow the GPU's render node",
+        ));
+    }
+    if checks.is_empty() {
+        checks.push(note("/dev/kfd exists, but the kernel lists no GPU").try_(&log));
     }
     for gpu in &machine.gpus {
         let path = gpu.render_node();
         if !nodes.iter().any(|node| node.device.path == path) {
             checks.push(missing(
                 format!("{path} missing: the render node of GPU {}", gpu.pci),
-                facts.sudo("journalctl -k -g amdgpu"),
+                &log,
             ));
         }
     }
@@ -114,7 +139,15 @@ pub(super) mod tests {
         GpuFacts {
             machine: Machine::detect("/nonexistent".as_ref()),
             nodes: Vec::new(),
+            no_module: false,
         }
+    }
+
+    /// A GPU without a driver.
+    pub(in super::super) fn without_driver() -> GpuFacts {
+        let mut gpu = nothing();
+        gpu.machine.unlisted.insert("0000:03:00.0".to_owned(), None);
+        gpu
     }
 
     /// One GPU with working nodes.
@@ -149,10 +182,67 @@ pub(super) mod tests {
                     compute_units: 12,
                 }],
                 kfd: true,
-                on_bus: true,
                 ..nothing().machine
             },
             nodes: vec![node("/dev/kfd", 0), node("/dev/dri/renderD128", 128)],
+            no_module: false,
+        }
+    }
+
+    /// Nothing that a command of this machine fixes.
+    #[test]
+    fn other_faults_of_a_gpu_are_notes() {
+        let unlisted = |facts: &mut Facts, driver: Option<&str>| {
+            let driver = driver.map(str::to_owned);
+            let machine = &mut facts.gpu.machine;
+            machine.unlisted.insert("0000:03:00.0".to_owned(), driver);
+        };
+        let check = |change: &dyn Fn(&mut Facts), words: &str, log: bool| {
+            let mut facts = debian();
+            facts.gpu = card();
+            change(&mut facts);
+            assert!(of(&facts, CheckState::Missing).is_empty(), "{words}");
+            let notes = of(&facts, CheckState::Note);
+            let found = notes.iter().find(|note| note.message.contains(words));
+            let command = &found.unwrap().command;
+            assert_eq!(command.is_some(), log, "{notes:?}");
+        };
+        // The compute driver lists the GPU: this is a container.
+        check(
+            &|facts| facts.gpu.machine.kfd = false,
+            "container without the device",
+            false,
+        );
+        for (driver, words) in [
+            ("amdgpu", "CONFIG_HSA_AMD"),
+            ("vfio-pci", "is vfio-pci, not"),
+        ] {
+            let change = |facts: &mut Facts| {
+                facts.gpu = nothing();
+                unlisted(facts, Some(driver));
+            };
+            check(&change, words, false);
+        }
+        let no_module = |facts: &mut Facts| {
+            facts.gpu = without_driver();
+            facts.gpu.no_module = true;
+        };
+        check(&no_module, "this kernel has no module amdgpu", false);
+        // Beside a GPU that works.
+        for (driver, words, log) in [
+            (
+                Some("amdgpu"),
+                "GPU 0000:03:00.0: the compute driver does not list it",
+                true,
+            ),
+            (
+                Some("vfio-pci"),
+                "GPU 0000:03:00.0: its driver is vfio-pci",
+                false,
+            ),
+            (None, "GPU 0000:03:00.0: it has no driver", true),
+        ] {
+            check(&|facts| unlisted(facts, driver), words, log);
         }
     }
 
@@ -173,16 +263,16 @@ pub(super) mod tests {
             finding.mend = Some(layer.fix("/dev/kfd", false));
         };
         assert_eq!(check(|_| {}), None);
-        let (message, command) = check(|facts| facts.gpu.machine.kfd = false).unwrap();
+        let (message, command) = check(|facts| facts.gpu = without_driver()).unwrap();
         assert_has!(message, "/dev/kfd is missing");
         assert_eq!(command, "modprobe amdgpu");
-        for driver in ["amdgpu", "vfio-pci"] {
-            let mut facts = debian();
-            facts.gpu = card();
-            facts.gpu.machine.kfd = false;
-            facts.gpu.machine.driver = Some(driver.to_owned());
-            assert!(of(&facts, CheckState::Missing).is_empty(), "{driver}");
-        }
+        let (message, command) = check(|facts| {
+            facts.gpu.machine.gpus.clear();
+            facts.gpu.machine.hidden = true;
+        })
+        .unwrap();
+        assert_has!(message, "device rules of a control group");
+        assert_has!(command, "its engine must allow");
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
         assert_has!(message, "/dev/dri/renderD128 missing");
         assert_eq!(command, "journalctl -k -g amdgpu");

@@ -74,11 +74,17 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path.as_ref()).ok()
 }
 
+/// Returns the running kernel's release.
+fn release() -> String {
+    let text = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    text.trim().to_owned()
+}
+
 fn kernel() -> (u32, u32) {
-    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release();
     let mut numbers = release
         .split(['.', '-'])
-        .map_while(|part| part.trim().parse::<u32>().ok());
+        .map_while(|part| part.parse::<u32>().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
@@ -106,23 +112,20 @@ fn has_overlay() -> bool {
         text.lines()
             .any(|line| line.trim_end().ends_with("\toverlay"))
     });
-    listed || {
-        let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
-        has_overlay_module(Path::new("/"), release.trim())
-    }
+    listed || has_module(Path::new("/"), &release(), "overlay") == Some(true)
 }
 
-fn has_overlay_module(root: &Path, release: &str) -> bool {
+/// Returns whether a kernel has a module; `None` if its list is not here, as in containers.
+fn has_module(root: &Path, release: &str, name: &str) -> Option<bool> {
     // The second directory is NixOS's.
     let mut places = [
         "lib/modules",
         "run/booted-system/kernel-modules/lib/modules",
     ]
     .into_iter();
-    places.any(|place| {
-        let list = root.join(place).join(release).join("modules.dep");
-        read(list).is_some_and(|text| text.contains("/overlay.ko"))
-    })
+    let list = |place: &str| read(root.join(place).join(release).join("modules.dep"));
+    let text = places.find_map(list)?;
+    Some(text.contains(&format!("/{name}.ko")))
 }
 
 fn store(host: &Host, home: &Path) -> StoreFacts {
@@ -198,8 +201,13 @@ impl GpuFacts {
             let finding = finding.unwrap_or_else(|| gpu::probe::no_answer(&outside));
             Node { finding, device }
         });
+        let root = &machine.root;
+        // A driver that is built in has a directory, but no module.
+        let no_module = !root.join("sys/module/amdgpu").exists()
+            && has_module(root, &release(), "amdgpu") == Some(false);
         Self {
             nodes: nodes.collect(),
+            no_module,
             machine,
         }
     }
@@ -246,12 +254,13 @@ mod tests {
     fn modules_are_found_where_nixos_has_them_too() {
         let root = tempfile::tempdir().unwrap();
         for place in ["lib", "run/booted-system/kernel-modules/lib"] {
-            assert!(!has_overlay_module(root.path(), "6.12"));
+            let has = |name| has_module(root.path(), "6.12", name);
+            assert_eq!(has("overlay"), None);
             let modules = root.path().join(place).join("modules/6.12");
             fs::create_dir_all(&modules).unwrap();
             let list = modules.join("modules.dep");
             fs::write(&list, "kernel/fs/overlayfs/overlay.ko.xz:\n").unwrap();
-            assert!(has_overlay_module(root.path(), "6.12"));
+            assert_eq!((has("overlay"), has("amdgpu")), (Some(true), Some(false)));
             fs::remove_file(list).unwrap();
         }
     }

@@ -221,7 +221,7 @@ fn what_is_missing_always_has_a_command() {
     facts.overlay = false;
     facts.store.unmounted = Some("/mnt".into());
     facts.store.method = None;
-    facts.gpu.machine.on_bus = true;
+    facts.gpu = gpu::tests::without_driver();
     for check in of(&facts, CheckState::Missing) {
         assert!(check.command.is_some(), "{check:?}");
     }

@@ -9,7 +9,7 @@ pub(crate) mod select;
 mod tests;
 mod topology;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -97,10 +97,11 @@ pub(crate) struct Machine {
     /// The first GPU's render node, if no GPU has one.
     #[serde(skip)]
     pub missing_node: Option<String>,
-    /// The bus has an AMD display device or accelerator, with or without a driver.
-    pub on_bus: bool,
-    /// The driver of that device; of several devices, `None` if one has no driver.
-    pub driver: Option<String>,
+    /// The bus's AMD display devices and accelerators that the compute driver does not list, by address, with their
+    /// drivers.
+    pub unlisted: BTreeMap<String, Option<String>>,
+    /// The device rules of a control group keep a GPU out of the list.
+    pub hidden: bool,
     /// The machine is WSL, which has `/dev/dxg` instead of `/dev/kfd`.
     pub wsl: bool,
     /// The root directory that was examined.
@@ -113,13 +114,17 @@ impl Machine {
     pub(crate) fn detect(root: &Path) -> Self {
         let there = |path: &str| below(root, path).exists();
         let pci = root.join("sys/bus/pci/devices");
-        let addresses = names_in(&pci).into_iter();
-        let devices = addresses.map(|address| pci.join(address));
-        let driver = devices
-            .filter(|device| is_amd_gpu(device))
-            .map(|device| driver_of(&device))
-            .min();
-        let mut gpus = topology::read(&root.join("sys/class/kfd/kfd/topology/nodes"), &pci);
+        let nodes = root.join("sys/class/kfd/kfd/topology/nodes");
+        let (mut gpus, hidden) = topology::read(&nodes, &pci);
+        let unlisted = names_in(&pci)
+            .into_iter()
+            .filter(|address| is_amd_gpu(&pci.join(address)))
+            .filter(|address| !gpus.iter().any(|gpu| gpu.pci == *address))
+            .map(|address| {
+                let driver = driver_of(&pci.join(&address));
+                (address, driver)
+            })
+            .collect();
         // In a container, the driver may list GPUs whose nodes are not there. HIP does not count them.
         let has_node = |gpu: &Gpu| there(&gpu.render_node());
         let mut missing_node = gpus.first().map(Gpu::render_node);
@@ -133,8 +138,8 @@ impl Machine {
             gpus,
             kfd: there(KFD),
             missing_node,
-            on_bus: driver.is_some(),
-            driver: driver.flatten(),
+            unlisted,
+            hidden,
             wsl: there("/dev/dxg"),
             root: root.to_owned(),
         }
@@ -170,22 +175,22 @@ impl Machine {
 
     /// Returns why this machine cannot run GPU code; `None` if it can.
     pub(crate) fn lack(&self) -> Option<String> {
-        let lack = match (self.kfd, self.gpus.is_empty(), &self.driver) {
+        let driver = self.unlisted.values().min().map(Option::as_deref);
+        let lack = match (self.kfd, self.gpus.is_empty(), driver) {
             (true, false, _) => {
                 let node = self.missing_node.as_ref();
                 return node.map(|node| format!("this machine has no {node}"));
             }
             (false, ..) if self.wsl => "WSL has no /dev/kfd",
-            (_, true, Some(other)) if other != "amdgpu" => {
+            (true, true, _) if self.hidden => "device rules of a control group hide the GPU",
+            (_, true, Some(Some(other))) if other != "amdgpu" => {
                 return Some(format!("the GPU's driver is {other}, not amdgpu"));
             }
-            (true, true, _) if self.on_bus => "the compute driver lists no GPU",
-            (false, true, None) if self.on_bus => {
-                "the GPU's driver is not loaded: `modprobe amdgpu`"
-            }
+            (true, true, Some(_)) => "the compute driver lists no GPU",
+            (false, true, Some(None)) => "the GPU's driver is not loaded: `modprobe amdgpu`",
             // The kernel has no compute driver, or this is a container without the node.
-            (false, false, _) | (false, true, Some(_)) => "this machine has no /dev/kfd",
-            _ => "this machine has no GPU",
+            (false, false, _) | (false, true, Some(Some(_))) => "this machine has no /dev/kfd",
+            (_, true, None) => "this machine has no GPU",
         };
         Some(lack.to_owned())
     }

@@ -75,10 +75,15 @@ impl Machine {
                 }
                 let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
                 let Some(gpu) = fitting.next() else {
+                    // The wanted GPU may be one that the compute driver skipped, beside another one.
+                    let unlisted = self.unlisted.keys().next().filter(|_| !self.hidden);
                     return without(format!(
-                        "this machine has {}, not {}",
+                        "this machine has {}, not {}{}",
                         self.isas().join(", "),
-                        list(targets)
+                        list(targets),
+                        unlisted.map_or_else(String::new, |pci| format!(
+                            "; the compute driver does not list GPU {pci}"
+                        ))
                     ));
                 };
                 let note = fitting.next().map(|other| {

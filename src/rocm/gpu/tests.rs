@@ -88,6 +88,12 @@ fn a_gpu_in_a_processor() {
     );
     assert!(taken(&machine, "0", &["gfx90a"]).ends_with("does not run code for gfx90a"));
     assert_eq!(taken(&machine, "none", &["gfx1103"]), "`--gpu none` is set");
+    // A card beside it that the compute driver skipped, or another driver has claimed.
+    let (_root, machine) = self::machine(&(text("780m") + &text("no-driver")));
+    assert_eq!(
+        taken(&machine, "auto", &["gfx1100"]),
+        "this machine has gfx1103, not gfx1100; the compute driver does not list GPU 0000:03:00.0"
+    );
 }
 
 #[test]
@@ -175,6 +181,8 @@ fn machines_without_one_say_why() {
         text("no-driver") + &format!(">>> {file}\nDRIVER={name}\n")
     };
     let failed = text("no-driver") + ">>> dev/kfd\n";
+    // Reading it fails, as under the device rules of a container.
+    let hidden = failed.clone() + ">>> sys/class/kfd/kfd/topology/nodes/1/properties/unreadable\n";
     let not_loaded = "the GPU's driver is not loaded: `modprobe amdgpu`";
     let other = "the GPU's driver is vfio-pci, not amdgpu";
     for (text, why) in [
@@ -185,6 +193,7 @@ fn machines_without_one_say_why() {
         (driver("vfio-pci"), other),
         (driver("amdgpu"), "this machine has no /dev/kfd"),
         (failed, "the compute driver lists no GPU"),
+        (hidden, "device rules of a control group hide the GPU"),
     ] {
         let (_root, machine) = machine(&text);
         assert_eq!(machine.gpus, []);

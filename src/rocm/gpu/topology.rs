@@ -1,6 +1,7 @@
 //! Owns reading the compute driver's list of GPUs: `/sys/class/kfd/kfd/topology/nodes`.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use fs_err as fs;
@@ -9,14 +10,17 @@ use super::{Gpu, is_amd_gpu};
 use crate::rocm::target;
 use crate::sys::host::names_in;
 
-/// Reads the directory `nodes`; `pci` has the devices of the bus. Skips unreadable nodes, such as GPUs that a container
-/// may not see.
-pub(super) fn read(nodes: &Path, pci: &Path) -> Vec<Gpu> {
+/// Reads the directory `nodes`; `pci` has the devices of the bus. Skips unreadable nodes, and returns whether there are
+/// any: the driver refuses to describe a GPU whose render node the device rules of a control group exclude.
+pub(super) fn read(nodes: &Path, pci: &Path) -> (Vec<Gpu>, bool) {
+    let mut hidden = false;
     let mut found: Vec<(u32, Node)> = children(nodes)
         .into_iter()
         .filter_map(|number| {
             let directory = nodes.join(number.to_string());
-            let properties = fs::read_to_string(directory.join("properties")).ok()?;
+            let properties = fs::read_to_string(directory.join("properties"))
+                .inspect_err(|error| hidden |= error.kind() != ErrorKind::NotFound)
+                .ok()?;
             let banks = directory.join("mem_banks");
             let memory = children(&banks).into_iter().filter_map(|bank| {
                 let path = banks.join(bank.to_string()).join("properties");
@@ -30,7 +34,7 @@ pub(super) fn read(nodes: &Path, pci: &Path) -> Vec<Gpu> {
     found.sort_by_key(|(number, _)| *number);
     let nodes: Vec<Node> = found.into_iter().map(|(_, node)| node).collect();
     let parts = |pci: &str| nodes.iter().filter(|node| node.pci == pci).count();
-    nodes
+    let gpus = nodes
         .iter()
         .enumerate()
         .map(|(index, node)| Gpu {
@@ -42,7 +46,8 @@ pub(super) fn read(nodes: &Path, pci: &Path) -> Vec<Gpu> {
             memory: node.memory,
             compute_units: node.compute_units,
         })
-        .collect()
+        .collect();
+    (gpus, hidden)
 }
 
 /// Returns the entries of a directory whose names are numbers.
