@@ -271,7 +271,7 @@ fn device(root: &Path, path: &str) -> Result<Device> {
     })?;
     if !found.file_type().is_char_device() {
         return Err(unavailable!("`{}` is not a device node", place.display())
-            .help(probe::AccessLayer::Absent.fix(path, false)));
+            .help(probe::AccessLayer::Other.fix(path, false)));
     }
     Ok(Device {
         path: path.to_owned(),

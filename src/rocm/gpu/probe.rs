@@ -303,24 +303,18 @@ impl AccessLayer {
     /// Returns the command that fixes the layer on the host, or a sentence if no command does. `rootless`: the
     /// container belongs to an ordinary user.
     pub(crate) fn fix(self, path: &str, rootless: bool) -> String {
-        match self {
+        let fix = match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
             Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
             // udev's default rules give new nodes to group `render`.
             Self::Group => format!("sudo udevadm trigger --action=add --name-match={path}"),
             Self::DeviceCgroup if rootless => {
-                "sudo systemctl revert \"user-$(id -u).slice\", then log in again; if this machine is a \
-                 container itself, its own engine must allow the device"
-                    .to_owned()
+                "sudo systemctl revert \"user-$(id -u).slice\", then log in again".to_owned()
             }
-            Self::DeviceCgroup => {
-                "sudo systemctl revert rockenv.slice; if this machine is a container itself, \
-                 its own engine must allow the device"
-                    .to_owned()
+            Self::DeviceCgroup => "sudo systemctl revert rockenv.slice".to_owned(),
+            Self::Stale => {
+                "the driver was reloaded: stop the env, then run the command again".to_owned()
             }
-            Self::Stale => "the driver was reloaded: stop the env, then run the command again; if this machine is a \
-                 container itself, restart that"
-                .to_owned(),
             // The group's name is unknown in the container. By udev's rules it is `render`, which users may join.
             Self::UserNamespace => format!(
                 "sudo udevadm trigger --settle --action=add --name-match={path} && \
@@ -328,7 +322,16 @@ impl AccessLayer {
             ),
             Self::Selinux => "sudo setsebool -P container_use_devices 1".to_owned(),
             Self::Other => "rockenv doctor".to_owned(),
-        }
+        };
+        let in_container = match self {
+            Self::Absent | Self::Other => return fix,
+            // No udev runs there. Proxmox VE's LXC gives the nodes to root, unless a group is set.
+            Self::Group | Self::UserNamespace => "its own engine sets the node's group and mode",
+            Self::DeviceCgroup => "its own engine must allow the device",
+            Self::Stale => "restart that",
+            Self::Selinux => "type this on its host",
+        };
+        format!("{fix}; if this machine is a container itself, {in_container}")
     }
 }
 

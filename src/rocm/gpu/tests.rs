@@ -312,6 +312,7 @@ fn a_node_that_is_gone_or_no_device_is_said_before_the_start() {
     };
     let error = devices().unwrap_err();
     assert!(error.message().ends_with("is not a device node"), "{error}");
+    assert_eq!(error.help_text(), Some("rockenv doctor"));
     fs::remove_file(root.path().join("dev/dri/renderD128")).unwrap();
     fs::remove_file(root.path().join("dev/kfd")).unwrap();
     fs_err::os::unix::fs::symlink("/dev/null", root.path().join("dev/kfd")).unwrap();
