@@ -201,7 +201,7 @@ fn without_an_argument_the_machines_own_target_is_meant() {
         assert_eq!(code, 4);
         insta::allow_duplicates! {
             insta::assert_snapshot!(err.replace(verb, "VERB"), @"
-            error: no target given, and this machine has no AMD GPU
+            error: no target given, and this machine has no GPU
             help: rockenv VERB gfx1103 --variant ci, or another one of `rockenv target ls`
             ");
         }

@@ -152,7 +152,7 @@ impl Machine {
         let first = self.gpus.iter().find_map(Gpu::target);
         let error = match (&isas[..], first) {
             ([_], Some(one)) => return Ok(one),
-            ([], _) => unavailable!("no target given, and this machine has no AMD GPU"),
+            ([], _) => unavailable!("no target given, and {}", self.lack().unwrap_or_default()),
             ([one], None) => {
                 unavailable!("this machine's GPU is {one}, which TheRock does not build for")
             }

@@ -208,7 +208,9 @@ fn machines_without_one_say_why() {
         // A render node of another vendor is not a candidate.
         let error = chosen(&machine, "renderD128", &[]).unwrap_err();
         assert_eq!(error.chain(), ["no GPU `renderD128` in this machine", why]);
-        assert_eq!(machine.target(named).unwrap_err().kind(), Kind::Unavailable);
+        let error = machine.target(named).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_eq!(error.message(), format!("no target given, and {why}"));
     }
     // A container without devices still sees the host's `/sys`.
     for node in ["dev/kfd", "dev/dri/renderD128"] {
