@@ -271,8 +271,9 @@ fn device(root: &Path, path: &str) -> Result<Device> {
             .help(probe::AccessLayer::Absent.fix(path, false))
     })?;
     if !found.file_type().is_char_device() {
-        return Err(unavailable!("`{}` is not a device node", place.display())
-            .help(probe::AccessLayer::Other.fix(path, false)));
+        return Err(
+            unavailable!("`{}` is not a device node", place.display()).help("rockenv doctor")
+        );
     }
     Ok(Device {
         path: path.to_owned(),

@@ -177,7 +177,7 @@ pub(crate) fn no_answer(path: &str) -> Finding {
         driver: None,
         layer: Some(AccessLayer::Other),
         error: Some("the driver does not answer".to_owned()),
-        mend: Some("sudo journalctl -k -g amdgpu".to_owned()),
+        mend: Some(AccessLayer::Other.fix(path, false)),
     }
 }
 
@@ -243,9 +243,11 @@ impl Attempt {
                 let why = words(error) + ": device rules of a control group exclude it";
                 Some((AccessLayer::DeviceCgroup, why))
             }
-            // The compute driver refuses new users meanwhile. The standard message of this error is `try again`.
-            (Some(Errno::EAGAIN), _) => {
-                let why = "the driver is resetting a GPU, or is suspended";
+            // The compute driver refuses new users meanwhile. The standard messages of these errors are `try again`
+            // and about arguments.
+            (Some(Errno::EAGAIN | Errno::EINVAL), _) => {
+                let why = "the driver is resetting a GPU, or is suspended; if this lasts, as after a GPU was \
+                           unplugged or lent to a virtual machine, reboot";
                 Some((AccessLayer::Other, why.to_owned()))
             }
             (Some(error @ (Errno::ENXIO | Errno::ENODEV)), _) => {
@@ -305,7 +307,7 @@ impl AccessLayer {
     pub(crate) fn fix(self, path: &str, rootless: bool) -> String {
         let fix = match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
-            Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
+            Self::Absent | Self::Other => "sudo journalctl -k -g amdgpu".to_owned(),
             // udev's default rules give new nodes to group `render`.
             Self::Group => format!("sudo udevadm trigger --action=add --name-match={path}"),
             Self::DeviceCgroup if rootless => {
@@ -321,7 +323,6 @@ impl AccessLayer {
                  sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; this needs crun and Podman 5.1"
             ),
             Self::Selinux => "sudo setsebool -P container_use_devices 1".to_owned(),
-            Self::Other => "rockenv doctor".to_owned(),
         };
         let in_container = match self {
             Self::Absent | Self::Other => return fix,
@@ -461,9 +462,13 @@ mod tests {
         // Even if the node opens: its number belongs to another device now.
         assert_eq!(layer(|it| it.expected = Some((510, 0))), Some(Stale));
         assert_eq!(layer(|it| it.open = Some(Errno::EIO)), Some(Other));
-        let mut busy = attempt();
-        busy.open = Some(Errno::EAGAIN);
-        assert_has!(busy.refusal().unwrap().1, "is resetting a GPU");
+        for refused in [Errno::EAGAIN, Errno::EINVAL] {
+            let mut busy = attempt();
+            busy.open = Some(refused);
+            assert_has!(busy.refusal().unwrap().1, "is resetting a GPU");
+        }
+        // The help of `doctor` must lead on.
+        assert_has!(Other.fix(KFD, false), "journalctl -k");
     }
 
     #[test]
