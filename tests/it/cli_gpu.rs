@@ -76,6 +76,13 @@ fn detect_lists_what_the_driver_lists() {
     let (code, out, err) = none.run(&["target", "detect"]);
     assert_eq!((code, out.as_str()), (0, ""));
     assert!(err.contains("WSL has no /dev/kfd"), "{err}");
+    let both = [
+        include_str!("../gpu/780m"),
+        include_str!("../gpu/no-driver"),
+    ]
+    .concat();
+    let (_, _, err) = Machine::new(&both).run(&["target", "detect"]);
+    assert!(err.contains("does not list GPU 0000:03:00.0"), "{err}");
 }
 
 #[test]

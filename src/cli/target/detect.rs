@@ -48,6 +48,9 @@ pub(super) fn detect(cx: &Context) -> Result<()> {
     }
     if let Some(lack) = machine.lack() {
         cx.ui.note(&format!("no AMD GPU can be used here: {lack}"));
+    } else if let Some(skipped) = machine.skipped() {
+        cx.ui
+            .note(&format!("{skipped}: `rockenv doctor` shows why"));
     }
     Ok(())
 }

@@ -196,6 +196,13 @@ impl Machine {
         Some(lack.to_owned())
     }
 
+    /// Returns a note about a GPU of the bus that the compute driver does not list, unless a container hides others'
+    /// GPUs.
+    pub(crate) fn skipped(&self) -> Option<String> {
+        let pci = self.unlisted.keys().next().filter(|_| !self.hidden)?;
+        Some(format!("the compute driver does not list GPU {pci}"))
+    }
+
     /// Returns the paths of all device nodes in `directory`, sorted.
     fn nodes_in(&self, directory: &str) -> Vec<String> {
         let names = names_in(&below(&self.root, directory)).into_iter();

@@ -75,16 +75,16 @@ impl Machine {
                 }
                 let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
                 let Some(gpu) = fitting.next() else {
-                    // The wanted GPU may be one that the compute driver skipped, beside another one.
-                    let unlisted = self.unlisted.keys().next().filter(|_| !self.hidden);
-                    return without(format!(
-                        "this machine has {}, not {}{}",
+                    let here = format!(
+                        "this machine has {}, not {}",
                         self.isas().join(", "),
-                        list(targets),
-                        unlisted.map_or_else(String::new, |pci| format!(
-                            "; the compute driver does not list GPU {pci}"
-                        ))
-                    ));
+                        list(targets)
+                    );
+                    // The wanted GPU may be another one.
+                    return without(match self.skipped() {
+                        Some(skipped) => format!("{here}; {skipped}"),
+                        None => here,
+                    });
                 };
                 let note = fitting.next().map(|other| {
                     format!(
@@ -133,7 +133,13 @@ impl Machine {
             [] => {
                 let error = unavailable!("no GPU `{name}` in this machine");
                 Err(match (self.gpus.is_empty(), self.lack()) {
-                    (false, _) => error.help(choices(self.gpus.iter())),
+                    (false, _) => {
+                        let error = error.help(choices(self.gpus.iter()));
+                        match self.skipped() {
+                            Some(skipped) => error.source(skipped),
+                            None => error,
+                        }
+                    }
                     (true, Some(lack)) => error.source(lack).help("rockenv doctor"),
                     (true, None) => error.help("rockenv doctor"),
                 })

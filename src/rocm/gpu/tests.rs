@@ -94,6 +94,11 @@ fn a_gpu_in_a_processor() {
         taken(&machine, "auto", &["gfx1100"]),
         "this machine has gfx1103, not gfx1100; the compute driver does not list GPU 0000:03:00.0"
     );
+    let error = chosen(&machine, "03:00.0", &[]).unwrap_err();
+    assert_eq!(
+        error.chain()[1],
+        "the compute driver does not list GPU 0000:03:00.0"
+    );
 }
 
 #[test]
