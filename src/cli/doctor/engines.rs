@@ -68,7 +68,9 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
             let opens = |node| gpu::node_check(facts, node).state == CheckState::Ok;
             match facts.gpu.machine.lack() {
                 Some(_) => "no GPU".to_owned(),
-                None => yes(facts.gpu.nodes.iter().all(opens)),
+                // Each GPU's and the compute driver's, unless one is no device.
+                None => yes(facts.gpu.nodes.len() > facts.gpu.machine.gpus.len()
+                    && facts.gpu.nodes.iter().all(opens)),
             }
         }),
         row("commas, quotation marks in mounted paths", &|engine| {
@@ -133,6 +135,8 @@ mod tests {
         facts.gpu = gpu::tests::card();
         assert_eq!(cells(&facts, "one GPU's"), ["-", "yes", "-"]);
         // The nodes that are there are not enough.
+        drop(facts.gpu.nodes.remove(0));
+        assert_eq!(cells(&facts, "one GPU's"), ["-", "no", "-"]);
         facts.gpu.machine.gpus.clear();
         assert_eq!(cells(&facts, "one GPU's"), ["-", "no GPU", "-"]);
         facts.services[0].version = Some("19.03.5".to_owned());

@@ -40,7 +40,7 @@ pub(crate) struct Gpu {
     pub partition: Option<u32>,
     /// Name of the render node, such as `renderD128`.
     pub render: String,
-    /// The GPU's own memory, in bytes. For an integrated GPU, the memory that the firmware reserves, or in newer kernels
+    /// The GPU's own memory, in bytes. For an integrated GPU, the memory that the firmware reserves; in newer kernels
     /// the memory that the kernel lends it, if that is more.
     pub memory: u64,
     pub compute_units: u32,
