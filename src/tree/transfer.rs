@@ -32,18 +32,32 @@ impl Transport {
         to: BorrowedFd<'_>,
         size: off_t,
     ) -> nix::Result<u64> {
-        if !self.cannot_share.load(Ordering::Relaxed) {
-            match share(from, to) {
-                Ok(()) => return Ok(0),
-                Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENOTTY | Errno::ENOSYS) => {
-                    self.cannot_share.store(true, Ordering::Relaxed);
-                }
-                // This file alone cannot share: it is a swap file, or excluded from copy-on-write.
-                Err(Errno::EINVAL | Errno::ETXTBSY) => {}
-                Err(error) => return Err(error),
-            }
+        let may_share = !self.cannot_share.load(Ordering::Relaxed);
+        match may_share && self.has_shared(share(from, to), to, size)? {
+            true => Ok(0),
+            false => copy(from, to, size),
         }
-        copy(from, to, size)
+    }
+
+    /// Returns whether an attempt gave `to` all extents of a file with `size` bytes. If it failed because of a damaged
+    /// or full disk, copying fails for the same reason.
+    fn has_shared(
+        &self,
+        attempt: nix::Result<()>,
+        to: BorrowedFd<'_>,
+        size: off_t,
+    ) -> nix::Result<bool> {
+        match attempt {
+            // ZFS before 2.2.3 reports success when the end of the file is not on disk yet, and leaves it out.
+            Ok(()) => Ok(fstat(to)?.st_size >= size),
+            Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENOTTY | Errno::ENOSYS) => {
+                self.cannot_share.store(true, Ordering::Relaxed);
+                Ok(false)
+            }
+            // This file alone cannot share: it is a swap file or excluded from copy-on-write, or ZFS has not written
+            // it to disk yet (`EAGAIN`).
+            Err(_) => Ok(false),
+        }
     }
 }
 
@@ -95,14 +109,14 @@ pub(super) fn copy_range(
         let length = usize::try_from(end - at).map_err(|_| Errno::EFBIG)?;
         let (mut read, mut written) = (at, at);
         match copy_file_range(from, Some(&mut read), to, Some(&mut written), length) {
-            // The source was truncated meanwhile, or its file system reports an end where there is none.
-            Ok(0) | Err(Errno::EXDEV | Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => {
+            Err(Errno::EINTR) => {}
+            // The source was truncated meanwhile, or its file system reports an end where there is none. Of the errors,
+            // network file systems and seccomp filters have some of their own; a damaged or full disk fails again.
+            Ok(0) | Err(_) => {
                 at = copy_by_hand(from, to, at, end)?;
                 break;
             }
             Ok(_) => at = read,
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error),
         }
     }
     Ok((at - start).unsigned_abs())
@@ -152,6 +166,27 @@ mod tests {
         from.write_all_at(b"text", 0).unwrap();
         assert_eq!(copy(from.as_fd(), to.as_fd(), 4), Ok(4));
         assert_eq!(copy(from.as_fd(), to.as_fd(), 5), Err(Errno::EAGAIN));
+    }
+
+    #[test]
+    fn a_file_that_its_file_system_neither_shares_nor_copies_is_read_and_written() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        from.write_all_at(b"text", 0).unwrap();
+        let transport = Transport::default();
+        let has_shared = |attempt, size| transport.has_shared(attempt, to.as_fd(), size);
+        assert_eq!(has_shared(Err(Errno::EAGAIN), 4), Ok(false));
+        assert_eq!(has_shared(Ok(()), 4), Ok(false));
+        assert_eq!(has_shared(Ok(()), 0), Ok(true));
+        assert!(!transport.cannot_share.load(Ordering::Relaxed));
+        // The kernel refuses `copy_file_range` to a file open for appending: `EBADF`.
+        let place = tempfile::NamedTempFile::new().unwrap();
+        let append = fs_err::OpenOptions::new()
+            .append(true)
+            .open(place.path())
+            .unwrap();
+        let copied = copy_range(from.as_fd(), append.file().as_fd(), 0, 4);
+        assert_eq!(copied, Ok(4));
+        assert_eq!(fs_err::read(place.path()).unwrap(), b"text");
     }
 
     #[test]
