@@ -12,9 +12,8 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::tree;
 use fs_err as fs;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, RenameFlags, readlinkat, renameat2};
+use nix::fcntl::{OFlag, readlinkat};
 use nix::sys::stat::{Mode, SFlag, mkdirat};
-use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -134,21 +133,9 @@ impl Tree {
         to.make_parents(name).context(shown)?;
         let (from_dir, from) = self.parent(below).context(shown)?;
         let (to_dir, to) = to.parent(name).context(shown)?;
-        let (from, to) = (from.as_c_str(), to.as_c_str());
-        let flags = RenameFlags::RENAME_NOREPLACE;
-        match renameat2(&from_dir, from, &to_dir, to, flags) {
+        match beneath::rename_new(&from_dir, from.as_c_str(), &to_dir, to.as_c_str()) {
             Ok(()) => Ok(true),
             Err(Errno::EEXIST) => Ok(false),
-            // NFS and others lack RENAME_NOREPLACE. A hard link refuses to replace an entry too, so link and unlink do
-            // the same.
-            Err(Errno::EINVAL) => {
-                match linkat(&from_dir, from, &to_dir, to, LinkatFlags::empty()) {
-                    Err(Errno::EEXIST) => return Ok(false),
-                    other => other.context(shown)?,
-                }
-                unlinkat(&from_dir, from, UnlinkatFlags::NoRemoveDir).context(shown)?;
-                Ok(true)
-            }
             Err(error) => Err(error).context(shown),
         }
     }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use nix::NixPath;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, renameat, renameat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
-use nix::unistd::fchownat;
+use nix::unistd::{UnlinkatFlags, fchownat, linkat, unlinkat};
 
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -52,6 +52,52 @@ pub(crate) fn create<P: ?Sized + NixPath>(parent: impl AsFd, name: &P) -> nix::R
     let flags =
         OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     nix::fcntl::openat(parent, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
+}
+
+/// Renames an entry to a free name. Fails with `EEXIST` if the name is taken; never replaces an entry, on any file
+/// system.
+pub(crate) fn rename_new<F: ?Sized + NixPath, T: ?Sized + NixPath>(
+    at: impl AsFd,
+    from: &F,
+    into: impl AsFd,
+    to: &T,
+) -> nix::Result<()> {
+    match renameat2(&at, from, &into, to, RenameFlags::RENAME_NOREPLACE) {
+        // NFS, and most FUSE file systems.
+        Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {}
+        other => return other,
+    }
+    match linkat(&at, from, &into, to, AtFlags::empty()) {
+        Ok(()) => unlinkat(at, from, UnlinkatFlags::NoRemoveDir),
+        // A directory, or a file system without hard links: FAT, object stores and SFTP servers through FUSE, shared
+        // folders of virtual machines.
+        Err(Errno::EPERM | Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
+            rename_to_claimed(at, from, into, to)
+        }
+        other => other,
+    }
+}
+
+/// Claims a free name with an empty file, and replaces that. A directory needs no claim: it replaces only an empty one.
+fn rename_to_claimed<F: ?Sized + NixPath, T: ?Sized + NixPath>(
+    at: impl AsFd,
+    from: &F,
+    into: impl AsFd,
+    to: &T,
+) -> nix::Result<()> {
+    if kind(&stat(&at, from)?) == SFlag::S_IFDIR {
+        return match stat(&into, to) {
+            Ok(_) => Err(Errno::EEXIST),
+            Err(_) => renameat(at, from, into, to),
+        };
+    }
+    drop(create(&into, to)?);
+    let renamed = renameat(at, from, &into, to);
+    if renamed.is_err() {
+        // The first error is the one to report.
+        unlinkat(into, to, UnlinkatFlags::NoRemoveDir).ok();
+    }
+    renamed
 }
 
 /// Opens a path below a directory by the rules of `how`. Retries on `EAGAIN`: the kernel gives up if a rename or mount
@@ -193,6 +239,24 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
+
+    #[test]
+    fn a_file_system_without_links_replaces_no_entry_either() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("file"), "ours").unwrap();
+        fs::write(at("taken"), "theirs").unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        let top = open_path(directory.path()).unwrap();
+        let rename = |from: &str, to: &str| rename_to_claimed(&top, from, &top, to);
+        for from in ["file", "directory"] {
+            assert_eq!(rename(from, "taken"), Err(Errno::EEXIST));
+            rename(from, &format!("new {from}")).unwrap();
+        }
+        assert_eq!(fs::read(at("taken")).unwrap(), b"theirs");
+        assert_eq!(fs::read(at("new file")).unwrap(), b"ours");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
+    }
 
     #[test]
     fn renames_elsewhere_do_not_disturb() {

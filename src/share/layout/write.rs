@@ -306,18 +306,9 @@ impl LayoutDraft {
         let (at, partial) = (parent.as_fd(), partial.as_str());
         let name = self.place.file_name().unwrap_or_default();
         match rights.rename(at, partial, name, false) {
-            Ok(()) => return Ok(()),
-            Err(nix::Error::EEXIST) => return Err(refusing_overwrite(&self.place)),
-            // FAT through FUSE supports neither `RENAME_NOREPLACE` nor links. A directory replaces only an empty one.
-            Err(nix::Error::EPERM | nix::Error::EINVAL | nix::Error::ENOTSUP) => {}
-            Err(error) => return Err(error).context(|| self.cannot()),
+            Err(nix::Error::EEXIST) => Err(refusing_overwrite(&self.place)),
+            other => other.context(|| self.cannot()),
         }
-        if rights.exists(at, name) {
-            return Err(refusing_overwrite(&self.place));
-        }
-        rights
-            .rename(at, partial, name, true)
-            .context(|| self.cannot())
     }
 
     fn directory(&self, top: &OwnedFd, below: &str) -> Result<OwnedFd> {

@@ -15,7 +15,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nix::NixPath;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{Mode, UtimensatFlags, umask, utimensat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags};
@@ -363,7 +363,7 @@ impl Call {
             }
             Self::Rename { from, to, replace } => match replace {
                 true => nix::fcntl::renameat(at, &from[..], at, &to[..])?,
-                false => rename_new(at, from, to)?,
+                false => beneath::rename_new(at, &from[..], at, &to[..])?,
             },
             Self::Unlink { path, is_directory } => {
                 let kind = match is_directory {
@@ -383,18 +383,6 @@ impl Call {
             }
         }
         Ok(None)
-    }
-}
-
-/// Renames to a free name. On file systems without that operation, uses a hard link, which never replaces an entry.
-fn rename_new(at: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> nix::Result<()> {
-    let flags = RenameFlags::RENAME_NOREPLACE;
-    match nix::fcntl::renameat2(at, from, at, to, flags) {
-        Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
-            nix::unistd::linkat(at, from, at, to, AtFlags::empty())?;
-            nix::unistd::unlinkat(at, from, UnlinkatFlags::NoRemoveDir)
-        }
-        other => other,
     }
 }
 
