@@ -244,14 +244,14 @@ impl LayoutDraft {
         self.file.sync_all()?;
         if let Some(top) = &self.top {
             for directory in [BLOBS, "blobs", "."] {
-                nix::unistd::fsync(self.directory(top, directory)?)?;
+                sync(self.directory(top, directory)?.as_fd())?;
             }
         }
         self.publish()?;
         let (at, flags) = (&self.spot.parent, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
         // A directory may be writable but not readable.
         if let Ok(parent) = self.spot.open(at, ".", flags) {
-            nix::unistd::fsync(parent)?;
+            sync(parent.as_fd())?;
         }
         Ok(())
     }
@@ -462,6 +462,14 @@ impl Spot {
     }
 }
 
+/// Syncs a directory, if its file system can. Shared folders of virtual machines cannot.
+fn sync(directory: BorrowedFd<'_>) -> nix::Result<()> {
+    match nix::unistd::fsync(directory) {
+        Err(nix::Error::EINVAL) => Ok(()),
+        other => other,
+    }
+}
+
 /// Locks a file for this process. The kernel unlocks it when the process dies. Some removable disks do not support
 /// locks.
 fn lock(file: &fs::File) -> Result<()> {
@@ -482,4 +490,16 @@ fn refusing_overwrite(place: &Path) -> Error {
         place.display()
     )
     .help("rockenv export ENV --snapshots NEW-NAME")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_synced_is_no_failure() {
+        // The kernel has no operation for this either.
+        let (pipe, _end) = nix::unistd::pipe().unwrap();
+        sync(pipe.as_fd()).unwrap();
+    }
 }
