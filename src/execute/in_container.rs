@@ -238,19 +238,16 @@ impl Exporting<'_> {
         self.manifest.announce(self.target, name, &left)?;
         let found = fs::symlink_metadata(source)?;
         let file = (found.dev(), found.ino());
-        match (&left, self.first.get(&file)) {
-            (Exported::File(_), Some(first)) => {
-                self.writer.link(name, first, Existing::Replace)?;
-            }
-            (Exported::File(_), None) => {
+        match &left {
+            Exported::File(_) => {
                 let from = fs::File::open(source)?;
-                let from = Some(from.file().as_fd());
-                self.writer.put(name, &entry, from, Existing::Replace)?;
+                let (from, first) = (from.file().as_fd(), self.first.get(&file));
+                let first = first.map(PathBuf::as_path);
+                self.writer
+                    .link_or_put(name, &entry, first, from, Existing::Replace)?;
                 self.first.insert(file, name.to_owned());
             }
-            (Exported::Link(_), _) => {
-                self.writer.put(name, &entry, None, Existing::Replace)?;
-            }
+            Exported::Link(_) => self.writer.put(name, &entry, None, Existing::Replace)?,
         }
         self.manifest.wrote(name, left);
         Ok(())

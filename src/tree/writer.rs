@@ -117,6 +117,22 @@ impl Writer {
         self.explain(path, outcome)
     }
 
+    /// Writes a file with several names. If `first` is one that is below the same directory already, makes a hard link,
+    /// or a copy where no link can be: on FAT, and between two subvolumes of btrfs.
+    pub(crate) fn link_or_put(
+        &mut self,
+        path: &Path,
+        entry: &ListingEntry,
+        first: Option<&Path>,
+        from: BorrowedFd<'_>,
+        existing: Existing,
+    ) -> Result<()> {
+        match first {
+            Some(first) if self.link(path, first, existing).is_ok() => Ok(()),
+            _ => self.put(path, entry, Some(from), existing),
+        }
+    }
+
     /// Removes the entry at a path; a directory must be empty.
     pub(crate) fn remove(&mut self, path: &Path, is_directory: bool) -> Result<()> {
         let (parent, name) = split(path)?;
@@ -303,4 +319,34 @@ pub(crate) fn refusing_overwrite(place: &Path) -> Error {
         "`{}` exists with other content; refusing to overwrite it",
         place.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use fs_err as fs;
+
+    use super::super::listing::Listing;
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_linked_is_copied() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        fs::write(from.path().join("file"), "text").unwrap();
+        let file = fs::File::open(from.path().join("file")).unwrap();
+        let listing = Listing::of(from.path()).unwrap();
+        let entry = &listing.entries[Path::new("file")];
+        let mut writer = Writer::open(to.path(), false).unwrap();
+        let mut put = |path: &str, first: &str| {
+            let (path, first) = (Path::new(path), Some(Path::new(first)));
+            let from = file.file().as_fd();
+            writer.link_or_put(path, entry, first, from, Existing::Refuse)
+        };
+        put("a", "missing").unwrap();
+        put("b", "a").unwrap();
+        put("b", "a").unwrap_err();
+        let found = fs::metadata(to.path().join("b")).unwrap();
+        assert_eq!((found.nlink(), found.len()), (2, 4));
+    }
 }

@@ -130,12 +130,10 @@ pub(crate) fn copy(
         };
         let first_name = hardlink.as_ref().unwrap_or(&item.from);
         let file = (item.root.as_path(), first_name.as_path());
-        if let Some(first) = written.get(&file) {
-            return writer.link(&item.to, first, Existing::Refuse);
-        }
         let from = open(&item.root, &item.from)?;
-        let from = Some(from.file().as_fd());
-        writer.put(&item.to, &item.entry, from, Existing::Refuse)?;
+        let first = written.get(&file).copied();
+        let from = from.file().as_fd();
+        writer.link_or_put(&item.to, &item.entry, first, from, Existing::Refuse)?;
         written.insert(file, &item.to);
         Ok(())
     });

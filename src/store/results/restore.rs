@@ -219,18 +219,14 @@ impl Store {
             None => Existing::Refuse,
         };
         match &entry.content {
-            Content::File {
-                hardlink: Some(first),
-                ..
-            } => writer.link(path, first, existing),
-            Content::File { .. } => {
+            Content::File { hardlink, .. } => {
                 let results = self.results_dir(&item.layer);
                 let kept = Path::new(&volume.volume).join(path);
                 let from = file::open(&results, &kept)?.ok_or_else(|| {
                     not_found!("`{}` is missing", results.join(&kept).display())
                         .help("rockenv fsck")
                 })?;
-                writer.put(path, entry, Some(from.as_fd()), existing)
+                writer.link_or_put(path, entry, hardlink.as_deref(), from.as_fd(), existing)
             }
             Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
                 writer.put(path, entry, None, existing)
