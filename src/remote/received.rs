@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
-use nix::sys::statvfs::statvfs;
+use crate::sys::host::free_space;
 
 /// Limit in bytes for an archive without its file content, because the tar crate keeps this part in memory. Enough for
 /// a million entries.
@@ -39,8 +39,7 @@ fn damaged(why: String) -> io::Error {
 pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Result<()> {
     let parts = wanted.components();
     let wanted: PathBuf = parts.filter(|part| *part != Component::CurDir).collect();
-    let disk = statvfs(directory)?;
-    let mut free = disk.blocks_available().saturating_mul(disk.fragment_size());
+    let mut free = free_space(directory).map_err(io::Error::other)?;
     let left = Cell::new(HEADERS);
     let mut archive = tar::Archive::new(Metered {
         from: pipe,

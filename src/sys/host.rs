@@ -265,7 +265,11 @@ pub(crate) fn space(path: &Path) -> Result<Space> {
     Ok(Space {
         total: bytes(found.blocks()),
         used: bytes(found.blocks().saturating_sub(found.blocks_free())),
-        free: bytes(found.blocks_available()),
+        free: match found.blocks() {
+            // A tmpfs without a limit, or a FUSE file system that does not know. Nothing would fit otherwise.
+            0 => i64::MAX.unsigned_abs(),
+            _ => bytes(found.blocks_available()),
+        },
     })
 }
 
@@ -328,6 +332,13 @@ pub(crate) fn names_in(directory: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_system_that_does_not_know_its_space_is_not_full() {
+        let proc = space(Path::new("/proc")).unwrap();
+        assert_eq!(proc.total, 0);
+        assert!(proc.free > 0);
+    }
 
     #[test]
     fn memory_is_read_in_bytes() {
