@@ -43,6 +43,9 @@ const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
     .union(StatxFlags::CTIME);
+/// Asks the server of a network file system. The kernel's cache is up to a minute old, and lacks edits from another
+/// machine, which a step would see: it gets the new content when it opens the file.
+const FRESH: AtFlags = AtFlags::STATX_FORCE_SYNC;
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
@@ -209,7 +212,7 @@ impl<'a> Record<'a> {
     /// Returns whether the directory is unchanged; `None` if that could not be determined.
     fn holds(&self, root: &Path, top: &OwnedFd) -> Option<bool> {
         let fd = openat(top, self.path, DIRECTORY | OFlags::PATH, Mode::empty()).ok()?;
-        let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, WANTED).ok()?;
+        let stat = statx(&fd, c"", AtFlags::EMPTY_PATH | FRESH, WANTED).ok()?;
         if own(&stat) != self.own {
             return Some(false);
         }
@@ -252,7 +255,7 @@ impl Seen {
     ) -> Option<()> {
         let at = CStr::from_bytes_with_nul(path).ok()?;
         let fd = openat(top, at, DIRECTORY, Mode::empty()).ok()?;
-        let directory = statx(&fd, c"", AtFlags::EMPTY_PATH, WANTED).ok()?;
+        let directory = statx(&fd, c"", AtFlags::EMPTY_PATH | FRESH, WANTED).ok()?;
         let mut entries = list(&fd, listing).ok()?;
         entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let path = at.to_bytes();
@@ -341,7 +344,7 @@ fn list(fd: &OwnedFd, listing: &mut Vec<u8>) -> rustix::io::Result<Vec<(Vec<u8>,
 }
 
 fn entry(fd: impl AsFd, name: &CStr) -> rustix::io::Result<Statx> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | FRESH;
     statx(fd, name, flags, WANTED)
 }
 
