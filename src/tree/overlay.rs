@@ -106,7 +106,7 @@ pub fn mount(lowers: &[PathBuf], upper: Option<Upper<'_>>, at: &Path) -> Result<
             break;
         }
     }
-    result.map_err(|error| explain(error, upper, at))
+    result.map_err(|error| explain(error, lowers, upper, at))
 }
 
 /// Removes the kernel's mark of an earlier volatile mount, which prevents another mount. The store itself tracks
@@ -131,7 +131,7 @@ fn push_directory(options: &mut String, path: &Path, held: &mut Vec<OwnedFd>) ->
     Ok(())
 }
 
-fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
+fn explain(error: Errno, lowers: &[PathBuf], upper: Option<Upper<'_>>, at: &Path) -> Error {
     let message = format!("cannot mount an overlay at `{}`", at.display());
     let cause = std::io::Error::from(error);
     match (error, upper) {
@@ -147,10 +147,14 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
             upper.diff.display()
         )
         .source(cause),
-        (Errno::EINVAL, Some(upper)) => unavailable!("{message}").source(cause).help(format!(
-            "the kernel log has the reason; `{}` must be on a file system such as ext4, xfs or btrfs",
+        // FAT and other file systems without case cannot be the lowest layer, which may be a user's source, and network
+        // file systems and ZFS before 2.2 not the upper one. Without help, a caller can add its own.
+        (Errno::EINVAL, Some(upper)) => unavailable!(
+            "{message}: `{}` and `{}` must be on file systems such as ext4, xfs or btrfs; the kernel log has the reason",
+            lowers.last().map_or(at, PathBuf::as_path).display(),
             upper.diff.display()
-        )),
+        )
+        .source(cause),
         _ => unexpected!("{message}").source(cause),
     }
 }
@@ -261,8 +265,24 @@ mod tests {
 
     #[test]
     fn root_is_not_told_to_use_sudo() {
-        let refused = explain(Errno::EPERM, None, Path::new("/x"));
+        let refused = explain(Errno::EPERM, &[], None, Path::new("/x"));
         assert_eq!(refused.help_text(), Some(rights(userns::is_root())));
         assert!(rights(false).contains("sudo") && !rights(true).contains("sudo"));
+    }
+
+    #[test]
+    fn a_layer_on_an_unsuitable_file_system_is_named() {
+        let upper = Upper {
+            diff: Path::new("/store/diff"),
+            work: Path::new("/store/work"),
+        };
+        let lowers = ["/store/hook", "/media/source"].map(PathBuf::from);
+        let error = explain(Errno::EINVAL, &lowers, Some(upper), Path::new("/x"));
+        assert_has!(
+            error.message(),
+            "`/media/source` and `/store/diff` must be on"
+        );
+        // The probe of a store's file system names another place for the store.
+        assert_eq!(error.help_text(), None);
     }
 }
