@@ -241,7 +241,9 @@ impl Exporting<'_> {
         match &left {
             Exported::File(_) => {
                 let from = fs::File::open(source)?;
-                let (from, first) = (from.file().as_fd(), self.first.get(&file));
+                let from = from.file().as_fd();
+                // Without other names, the inode number may be one that another file had.
+                let first = self.first.get(&file).filter(|_| found.nlink() > 1);
                 let first = first.map(PathBuf::as_path);
                 self.writer
                     .link_or_put(name, &entry, first, from, Existing::Replace)?;
@@ -337,6 +339,22 @@ mod tests {
             earlier.write(&to).unwrap();
             assert_eq!(fs::read(to.join(MANIFEST)).unwrap(), wanted);
         }
+    }
+
+    #[test]
+    fn a_file_with_the_inode_number_of_an_earlier_one_is_no_link_to_it() {
+        let (_directory, from, to, _) = item();
+        fs::write(&from, "ours").unwrap();
+        fs::write(to.join("earlier"), "theirs").unwrap();
+        let found = fs::metadata(&from).unwrap();
+        let mut exporting = Exporting {
+            target: &to,
+            manifest: Manifest::read(&to).unwrap(),
+            writer: Writer::open(&to, true).unwrap(),
+            first: BTreeMap::from([((found.dev(), found.ino()), "earlier".into())]),
+        };
+        exporting.file(&from, Path::new("item")).unwrap();
+        assert_eq!(fs::read(to.join("item")).unwrap(), b"ours");
     }
 
     #[test]

@@ -73,6 +73,9 @@ impl Content {
 struct Mark {
     device: u64,
     inode: u64,
+    /// Whether the file has several names. Otherwise its inode number proves nothing: FAT and many FUSE file systems
+    /// give the number of a file that left the kernel's cache to another one.
+    is_linked: bool,
     ctime: (i64, i64),
 }
 
@@ -110,6 +113,7 @@ impl ListingEntry {
             mark: Mark {
                 device: stat.st_dev,
                 inode: stat.st_ino,
+                is_linked: stat.st_nlink > 1,
                 ctime: (stat.st_ctime, stat.st_ctime_nsec),
             },
         }
@@ -121,7 +125,8 @@ impl ListingEntry {
 
     /// Returns whether two entries found on disk are names of the same file.
     pub fn is_same_file(&self, other: &Self) -> bool {
-        (self.mark.device, self.mark.inode) == (other.mark.device, other.mark.inode)
+        let file = |entry: &Self| (entry.mark.device, entry.mark.inode, entry.mark.is_linked);
+        file(self) == file(other) && self.mark.is_linked
     }
 }
 
@@ -155,7 +160,6 @@ impl Listing {
     pub(crate) fn below(top: &OwnedFd, directory: &Path) -> Result<Self> {
         let shown = |below: &Path| format!("cannot read `{}`", directory.join(below).display());
         let mut listing = Self::default();
-        let mut first = HashMap::new();
         // One descriptor per level would run out: a step decides the depth.
         let mut waiting = vec![PathBuf::new()];
         while let Some(below) = waiting.pop() {
@@ -172,14 +176,21 @@ impl Listing {
                 listing.entries.insert(path, entry);
             }
         }
-        for (path, entry) in &mut listing.entries {
-            if let Content::File { hardlink, .. } = &mut entry.content {
+        listing.find_hard_links();
+        Ok(listing)
+    }
+
+    fn find_hard_links(&mut self) {
+        let mut first = HashMap::new();
+        for (path, entry) in &mut self.entries {
+            if let Content::File { hardlink, .. } = &mut entry.content
+                && entry.mark.is_linked
+            {
                 let file = (entry.mark.device, entry.mark.inode);
                 let known = first.entry(file).or_insert_with(|| path.clone());
                 *hardlink = (*known != *path).then(|| known.clone());
             }
         }
-        Ok(listing)
     }
 
     /// Returns the entries that are new or were written to since, without unfinished ones.
@@ -479,93 +490,4 @@ impl<'de> Deserialize<'de> for Listing {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::ffi::OsStringExt as _;
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
-
-    use fs_err as fs;
-
-    use super::*;
-
-    #[test]
-    fn every_name_survives_being_written_down() {
-        for bytes in [
-            b"a/b".as_slice(),
-            b"\xff\\x\xfe",
-            b"\\",
-            "\u{e4}\n".as_bytes(),
-        ] {
-            let name = PathBuf::from(std::ffi::OsString::from_vec(bytes.to_vec()));
-            assert_eq!(path::decode(&path::encode(&name)), Some(name));
-        }
-        for bad in ["\\", "\\x", "\\xg0", "\\n"] {
-            assert_eq!(path::decode(bad), None, "{bad}");
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let root = directory.path();
-        symlink("loop", root.join("loop")).unwrap();
-        Listing::of(&root.join("loop")).unwrap_err();
-        path_state(&root.join("loop"), Path::new("a")).unwrap_err();
-        fs::remove_file(root.join("loop")).unwrap();
-        fs::create_dir(root.join("d")).unwrap();
-        let removed = beneath::open_path(&root.join("d")).unwrap();
-        fs::remove_dir(root.join("d")).unwrap();
-        let nothing = Listing::below(&removed, root).unwrap();
-        assert_eq!(nothing, Listing::default());
-        fs::create_dir(root.join("d")).unwrap();
-        fs::write(root.join("d/a"), "a").unwrap();
-        fs::hard_link(root.join("d/a"), root.join("d/b")).unwrap();
-        symlink("/etc/passwd", root.join("l")).unwrap();
-        let mut listing = Listing::of(root).unwrap();
-        let text = serde_json::to_string(&listing).unwrap();
-        for entry in listing.entries.values_mut() {
-            entry.mark = Mark::default();
-        }
-        assert_eq!(serde_json::from_str::<Listing>(&text).unwrap(), listing);
-        for bad in ["/a", "../a", "a/../b", ""] {
-            let text = text.replace("\"l\"", &format!("{bad:?}"));
-            assert!(serde_json::from_str::<Listing>(&text).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn what_changed_is_told_from_what_stayed() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = directory.path();
-        for name in ["kept", "grown", "locked"] {
-            fs::create_dir(root.join(name)).unwrap();
-            fs::write(root.join(name).join("old"), "").unwrap();
-        }
-        let before = Listing::of(root).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        fs::write(root.join("grown/new"), "").unwrap();
-        let mode = std::fs::Permissions::from_mode(0o700);
-        fs::set_permissions(root.join("locked"), mode).unwrap();
-        symlink("grown/new", root.join("link")).unwrap();
-        let since = Listing::of(root).unwrap().since(&before);
-        let paths: Vec<&Path> = since.entries.keys().map(PathBuf::as_path).collect();
-        let wanted = ["grown", "grown/new", "link", "locked"].map(Path::new);
-        assert_eq!(paths, wanted);
-        // An existing directory is not a result, unless a step made it or changed its mode.
-        let mut all = Listing::default();
-        all.extend(since);
-        assert!(!all.entries.contains_key(Path::new("grown")));
-        assert!(all.entries.contains_key(Path::new("locked")));
-        // A removal takes what is below, and no path beside it, in next to no time however many others there are.
-        let file = before.entries[Path::new("kept/old")].clone();
-        let names = (0..30_000).map(|number| PathBuf::from(format!("d/{number}")));
-        let mut many = Listing {
-            entries: names.map(|name| (name, file.clone())).collect(),
-        };
-        let begun = std::time::Instant::now();
-        many.extend(many.clone());
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10));
-        for name in ["d", "d-", "d.e", "e"] {
-            many.entries.insert(name.into(), file.clone());
-        }
-        assert_eq!(many.entries.len(), 30_004);
-        many.remove(Path::new("d"));
-        let left: Vec<&Path> = many.entries.keys().map(PathBuf::as_path).collect();
-        assert_eq!(left, ["d-", "d.e", "e"].map(Path::new));
-    }
-}
+mod tests;
