@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::Execution;
 use crate::plan::ids::{EnvName, LayerId, TreeId};
@@ -28,6 +29,7 @@ impl Execution<'_, '_> {
         let before = written.map(|volume| {
             let directory = self.container_context().directory_of(volume)?;
             let in_store = volume.source == VolumeSource::Store;
+            let taken = SystemTime::now();
             let listing = Listing::of(&directory)?;
             if in_store {
                 remove_unfinished(&directory, &listing)?;
@@ -36,6 +38,7 @@ impl Execution<'_, '_> {
                 volume: volume.name.clone(),
                 opened: beneath::open_path(&directory)?,
                 in_store,
+                taken,
                 listing,
                 unsure: BTreeSet::new(),
             })
@@ -65,7 +68,7 @@ impl Execution<'_, '_> {
         let left = before.iter().map(|before| {
             // If the user moved the directory, the files at its path are another program's.
             let now = Listing::below(&before.opened, &self.directory_of(before)?)?;
-            Ok((before, now.since(&before.listing)))
+            Ok((before, now.since(&before.listing, before.taken)))
         });
         self.env
             .leave_outputs(&step.key, left.collect::<Result<_>>()?)

@@ -5,6 +5,7 @@ use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use nix::dir::Dir;
 use nix::errno::Errno;
@@ -123,6 +124,19 @@ impl ListingEntry {
         matches!(self.content, Content::Directory { .. })
     }
 
+    /// Returns whether this is still the entry `old` of a listing taken at `taken`. FAT and many FUSE file systems give
+    /// an entry that left the kernel's cache another inode number. An equal change time proves the same, unless it is so
+    /// recent that a later change may have it too.
+    fn is_untouched(&self, old: &Self, taken: SystemTime) -> bool {
+        const SETTLED: Duration = Duration::from_secs(2);
+        let times = |entry: &Self| (entry.mark.ctime, entry.mtime, entry.mode);
+        let changed = Duration::from_secs(u64::try_from(self.mark.ctime.0).unwrap_or(0));
+        let taken = taken.duration_since(SystemTime::UNIX_EPOCH);
+        let is_settled = taken.is_ok_and(|taken| taken > changed + SETTLED);
+        self.mark == old.mark
+            || is_settled && times(self) == times(old) && self.content == old.content
+    }
+
     /// Returns whether two entries found on disk are names of the same file.
     pub fn is_same_file(&self, other: &Self) -> bool {
         let file = |entry: &Self| (entry.mark.device, entry.mark.inode, entry.mark.is_linked);
@@ -193,17 +207,19 @@ impl Listing {
         }
     }
 
-    /// Returns the entries that are new or were written to since, without unfinished ones.
-    pub fn since(mut self, before: &Self) -> Self {
+    /// Returns the entries that are new or were written to since the listing `before`, taken at `taken`, without
+    /// unfinished ones.
+    pub fn since(mut self, before: &Self, taken: SystemTime) -> Self {
         self.entries.retain(|path, entry| {
             if writer::is_unfinished(path, entry) {
                 return false;
             }
             let old = before.entries.get(path);
+            let is_new = old.is_none_or(|old| !entry.is_untouched(old, taken));
             if let (Content::Directory { existed }, Some(old)) = (&mut entry.content, old) {
                 *existed = old.is_directory() && old.mode == entry.mode;
             }
-            old.is_none_or(|old| old.mark != entry.mark)
+            is_new
         });
         let names: BTreeSet<PathBuf> = self.entries.keys().cloned().collect();
         for entry in self.entries.values_mut() {

@@ -93,6 +93,7 @@ impl StepResults {
         let OutputBefore {
             volume,
             listing: there,
+            taken,
             ..
         } = before;
         let removed =
@@ -100,7 +101,7 @@ impl StepResults {
         let removed = earlier.entries.keys().filter(removed).cloned().collect();
         let mut left = VolumeResults {
             removed: Paths(removed),
-            entries: now.since(there),
+            entries: now.since(there, *taken),
             unsure: Paths::default(),
         };
         let is_unsure = |path: &&PathBuf| {
@@ -205,7 +206,10 @@ pub(crate) fn refuse_special(before: &OutputBefore, output: &Path) -> Result<()>
         let lost = format!("`{output}` was removed or renamed while the step ran");
         return Err(step_failed!("{lost}, with the step's results"));
     }
-    for (path, entry) in Listing::of(output)?.since(&before.listing).entries {
+    for (path, entry) in Listing::of(output)?
+        .since(&before.listing, before.taken)
+        .entries
+    {
         if let Content::Special(_) = entry.content {
             let (path, kind) = (output.join(path), entry.content.name());
             let is = format!("`{}` is {kind}", path.display());

@@ -23,6 +23,7 @@ fn what_a_step_left_is_kept_and_nothing_else() {
         volume: "out".to_owned(),
         opened: beneath::open_path(out).unwrap(),
         in_store: true,
+        taken: std::time::SystemTime::now(),
         listing: Listing::of(out).unwrap(),
         unsure: BTreeSet::new(),
     };

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,8 @@ pub(crate) struct OutputBefore {
     pub opened: OwnedFd,
     /// Whether it is in the store, where results of the env's other builds were moved aside.
     pub in_store: bool,
+    /// When its content was listed.
+    pub taken: SystemTime,
     /// Its content, without what earlier runs of the step left.
     pub listing: Listing,
     /// Entries that may come from those runs or from other programs: rockenv was killed, so no listing shows which.
