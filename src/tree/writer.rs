@@ -95,11 +95,23 @@ impl Writer {
             (Content::File { .. }, Some(from)) => self.place(path, existing, |this, to, name| {
                 this.file(to, name, from, entry)
             }),
-            (Content::Symlink { target }, _) => self.place(path, existing, |this, to, name| {
-                this.rights.symlink(target.as_path(), to, name)?;
-                this.set_owner(to, name)?;
-                this.rights.set_time(to, name, entry.mtime)
-            }),
+            (Content::Symlink { target }, _) => {
+                let made = self.place(path, existing, |this, to, name| {
+                    this.rights.symlink(target.as_path(), to, name)?;
+                    this.set_owner(to, name)?;
+                    this.rights.set_time(to, name, entry.mtime)
+                });
+                if let Err(errno @ (Errno::EPERM | Errno::ENOSYS | Errno::ENOTSUP)) = made {
+                    let place = self.shown.join(path);
+                    return Err(usage!(
+                        "`{}` is a symbolic link, which FAT and some other file systems do not support",
+                        place.display()
+                    )
+                    .source(std::io::Error::from(errno))
+                    .help("name a directory on another file system"));
+                }
+                made
+            }
             (Content::File { .. } | Content::Special(_), _) => Err(Errno::EINVAL),
         };
         self.explain(path, outcome)
@@ -348,5 +360,23 @@ mod tests {
         put("b", "a").unwrap_err();
         let found = fs::metadata(to.path().join("b")).unwrap();
         assert_eq!((found.nlink(), found.len()), (2, 4));
+    }
+
+    #[test]
+    fn a_file_system_without_symlinks_is_named() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let from = tempfile::tempdir().unwrap();
+        fs::os::unix::fs::symlink("target", from.path().join("link")).unwrap();
+        let listing = Listing::of(from.path()).unwrap();
+        // `/dev/pts` answers as FAT does.
+        let mut writer = Writer::open(Path::new("/dev/pts"), false).unwrap();
+        let link = Path::new("link");
+        let error = writer.put(link, &listing.entries[link], None, Existing::Refuse);
+        assert_has!(
+            error.unwrap_err().message(),
+            "`/dev/pts/link` is a symbolic link"
+        );
     }
 }
