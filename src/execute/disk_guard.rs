@@ -25,6 +25,10 @@ const SOON: Duration = Duration::from_millis(50);
 /// Below this many free bytes, a failure is attributed to the full disk; at most a fiftieth of a file system.
 const FULL: u64 = 32 << 20;
 
+/// The messages of programs for a full disk, and for a full quota, such as that of a ZFS dataset. The file system
+/// reports what is left of such a quota as its free space.
+const FULL_TEXTS: [&str; 2] = ["No space left on device", "Disk quota exceeded"];
+
 /// Thresholds in free bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Marks {
@@ -222,7 +226,7 @@ impl DiskGuard {
     /// Returns the file system that the step filled, judged by the lowest free space or by the step's last lines: the
     /// space may be free again before the next check.
     pub(crate) fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<FullDisk> {
-        let says = tail.any(|line| line.contains("No space left on device"));
+        let says = tail.any(|line| FULL_TEXTS.iter().any(|text| line.contains(text)));
         let full = |place: &Place| {
             let Marks { warn, full, .. } = place.marks;
             match says {
@@ -365,6 +369,8 @@ mod tests {
         assert!(filled(1 << 40, 40 * mib, 31 * mib, ""));
         assert!(!filled(1 << 40, 31 * mib, 31 * mib, ""));
         assert!(filled(1 << 40, 31 * mib, 31 * mib, full));
+        let quota = "x: Disk quota exceeded";
+        assert!(filled(1 << 40, 31 * mib, 31 * mib, quota));
     }
 
     #[test]
