@@ -125,8 +125,8 @@ impl ListingEntry {
     }
 
     /// Returns whether this is still the entry `old` of a listing taken at `taken`. FAT and many FUSE file systems give
-    /// an entry that left the kernel's cache another inode number. An equal change time proves the same, unless it is so
-    /// recent that a later change may have it too.
+    /// an entry that left the kernel's cache another inode number. An equal change time proves the same, unless it is
+    /// so recent that a later change may have it too.
     fn is_untouched(&self, old: &Self, taken: SystemTime) -> bool {
         const SETTLED: Duration = Duration::from_secs(2);
         let times = |entry: &Self| (entry.mark.ctime, entry.mtime, entry.mode);
