@@ -196,11 +196,13 @@ impl Machine {
         Some(lack.to_owned())
     }
 
-    /// Returns a note about a GPU of the bus that the compute driver does not list, unless a container hides others'
+    /// Returns a note about the GPUs of the bus that the compute driver does not list, unless a container hides others'
     /// GPUs.
     pub(crate) fn skipped(&self) -> Option<String> {
-        let pci = self.unlisted.keys().next().filter(|_| !self.hidden)?;
-        Some(format!("the compute driver does not list GPU {pci}"))
+        let each = self.unlisted.keys().map(|pci| format!("GPU {pci}"));
+        let each: Vec<String> = each.collect();
+        (!self.hidden && !each.is_empty())
+            .then(|| format!("the compute driver does not list {}", each.join(", ")))
     }
 
     /// Returns the paths of all device nodes in `directory`, sorted.

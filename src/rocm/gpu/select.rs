@@ -131,17 +131,14 @@ impl Machine {
         match found[..] {
             [one] => Ok(one),
             [] => {
-                let error = unavailable!("no GPU `{name}` in this machine");
-                Err(match (self.gpus.is_empty(), self.lack()) {
-                    (false, _) => {
-                        let error = error.help(choices(self.gpus.iter()));
-                        match self.skipped() {
-                            Some(skipped) => error.source(skipped),
-                            None => error,
-                        }
-                    }
-                    (true, Some(lack)) => error.source(lack).help("rockenv doctor"),
-                    (true, None) => error.help("rockenv doctor"),
+                let (why, help) = match self.gpus.is_empty() {
+                    true => (self.lack(), "rockenv doctor".to_owned()),
+                    false => (self.skipped(), choices(self.gpus.iter())),
+                };
+                let error = unavailable!("no GPU `{name}` in this machine").help(help);
+                Err(match why {
+                    Some(why) => error.source(why),
+                    None => error,
                 })
             }
             [..] => Err(usage!(

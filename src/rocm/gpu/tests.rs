@@ -88,17 +88,17 @@ fn a_gpu_in_a_processor() {
     );
     assert!(taken(&machine, "0", &["gfx90a"]).ends_with("does not run code for gfx90a"));
     assert_eq!(taken(&machine, "none", &["gfx1103"]), "`--gpu none` is set");
-    // A card beside it that the compute driver skipped, or another driver has claimed.
-    let (_root, machine) = self::machine(&(text("780m") + &text("no-driver")));
+    // Cards beside it that the compute driver skipped, or another driver has claimed.
+    let card = text("no-driver");
+    let cards = card.replace("0000:03", "0000:43") + &card;
+    let (_root, machine) = self::machine(&(text("780m") + &cards));
+    let skipped = "the compute driver does not list GPU 0000:03:00.0, GPU 0000:43:00.0";
     assert_eq!(
         taken(&machine, "auto", &["gfx1100"]),
-        "this machine has gfx1103, not gfx1100; the compute driver does not list GPU 0000:03:00.0"
+        format!("this machine has gfx1103, not gfx1100; {skipped}")
     );
-    let error = chosen(&machine, "03:00.0", &[]).unwrap_err();
-    assert_eq!(
-        error.chain()[1],
-        "the compute driver does not list GPU 0000:03:00.0"
-    );
+    let error = chosen(&machine, "43:00.0", &[]).unwrap_err();
+    assert_eq!(error.chain()[1], skipped);
 }
 
 #[test]
