@@ -284,8 +284,7 @@ impl Attempt {
                 ),
                 None => (
                     AccessLayer::Other,
-                    "permission denied, although its mode allows it: see `journalctl -k -g DENIED`"
-                        .to_owned(),
+                    "permission denied, although its mode allows it".to_owned(),
                 ),
             };
         }
@@ -307,7 +306,9 @@ impl AccessLayer {
     pub(crate) fn fix(self, path: &str, rootless: bool) -> String {
         let fix = match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
-            Self::Absent | Self::Other => "sudo journalctl -k -g amdgpu".to_owned(),
+            Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
+            // AppArmor's messages have the second word.
+            Self::Other => "sudo journalctl -k -g 'amdgpu|DENIED'".to_owned(),
             // udev's default rules give new nodes to group `render`.
             Self::Group => format!("sudo udevadm trigger --action=add --name-match={path}"),
             Self::DeviceCgroup if rootless => {
@@ -467,8 +468,8 @@ mod tests {
             busy.open = Some(refused);
             assert_has!(busy.refusal().unwrap().1, "is resetting a GPU");
         }
-        // The help of `doctor` must lead on.
-        assert_has!(Other.fix(KFD, false), "journalctl -k");
+        // The help of `doctor` must lead on, also where AppArmor refused.
+        assert_has!(Other.fix(KFD, false), "journalctl -k -g 'amdgpu|DENIED'");
     }
 
     #[test]
