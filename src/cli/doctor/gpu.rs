@@ -78,7 +78,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     } else if machine.gpus.is_empty() {
         checks.push(missing(
             "device rules of a control group hide the GPU",
-            "if this machine is a container, its engine must allow the GPU's render node",
+            "if this machine is a container, its engine must allow the GPU's render node; \
+             a job of Slurm asks for it with `--gres`",
         ));
     }
     if checks.is_empty() {
@@ -278,7 +279,7 @@ pub(super) mod tests {
         })
         .unwrap();
         assert_has!(message, "device rules of a control group");
-        assert_has!(command, "its engine must allow");
+        assert_has!(command, "render node; a job of Slurm");
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
         assert_has!(message, "/dev/dri/renderD128 missing");
         assert_eq!(command, "journalctl -k -g amdgpu");
