@@ -260,16 +260,22 @@ pub(crate) struct Space {
 pub(crate) fn space(path: &Path) -> Result<Space> {
     let found = nix::sys::statvfs::statvfs(path)
         .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
+    if found.blocks() == 0 {
+        // A tmpfs without a limit, or a FUSE file system that does not know. With zero, nothing would fit, and `gc`
+        // would keep at most nothing.
+        let total = i64::MAX.unsigned_abs();
+        return Ok(Space {
+            total,
+            used: 0,
+            free: total,
+        });
+    }
     // Some network file systems report more blocks than a number of bytes can count.
     let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
     Ok(Space {
         total: bytes(found.blocks()),
         used: bytes(found.blocks().saturating_sub(found.blocks_free())),
-        free: match found.blocks() {
-            // A tmpfs without a limit, or a FUSE file system that does not know. Nothing would fit otherwise.
-            0 => i64::MAX.unsigned_abs(),
-            _ => bytes(found.blocks_available()),
-        },
+        free: bytes(found.blocks_available()),
     })
 }
 
@@ -336,8 +342,8 @@ mod tests {
     #[test]
     fn a_file_system_that_does_not_know_its_space_is_not_full() {
         let proc = space(Path::new("/proc")).unwrap();
-        assert_eq!(proc.total, 0);
-        assert!(proc.free > 0);
+        assert!(proc.total > 0);
+        assert_eq!((proc.used, proc.free), (0, proc.total));
     }
 
     #[test]
