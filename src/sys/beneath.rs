@@ -93,7 +93,8 @@ fn rename_to_claimed<F: ?Sized + NixPath, T: ?Sized + NixPath>(
     }
     drop(create(&into, to)?);
     let renamed = renameat(at, from, &into, to);
-    if renamed.is_err() {
+    // A network file system may report an error after it has renamed: then the name belongs to the file.
+    if renamed.is_err() && stat(&into, to).is_ok_and(|found| found.st_size == 0) {
         // The first error is the one to report.
         unlinkat(into, to, UnlinkatFlags::NoRemoveDir).ok();
     }
@@ -253,6 +254,14 @@ mod tests {
             assert_eq!(rename(from, "taken"), Err(Errno::EEXIST));
             rename(from, &format!("new {from}")).unwrap();
         }
+        // A file on another file system cannot be renamed. The claim goes.
+        let failed = rename_to_claimed(
+            open_path(Path::new("/proc")).unwrap(),
+            "version",
+            &top,
+            "new",
+        );
+        assert_eq!(failed, Err(Errno::EXDEV));
         assert_eq!(fs::read(at("taken")).unwrap(), b"theirs");
         assert_eq!(fs::read(at("new file")).unwrap(), b"ours");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
