@@ -185,19 +185,15 @@ impl Git<'_> {
         } else if found.is_file() {
             // A step of another env may have put a link or a FIFO there by now.
             let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-            self.hash_content(beneath::open_file(path, flags)?, found.len(), hash)?;
+            self.hash_content(beneath::open_file(path, flags)?, hash)?;
         }
         Ok(())
     }
 
     /// Hashes a length and the content of a file, which may be sparse and terabytes long.
-    pub(super) fn hash_content(
-        &self,
-        mut file: fs::File,
-        length: u64,
-        hash: &mut Sha256,
-    ) -> Result<()> {
-        hash.update(length.to_le_bytes());
+    pub(super) fn hash_content(&self, mut file: fs::File, hash: &mut Sha256) -> Result<()> {
+        // NFS asks the server for the length when a file is opened.
+        hash.update(file.metadata()?.len().to_le_bytes());
         let mut piece = vec![0; PIECE];
         loop {
             self.stop_if_cancelled()?;

@@ -54,8 +54,7 @@ impl Git<'_> {
                 hash.update(print);
             }
             Some(entry) if entry.kind() == SFlag::S_IFREG => {
-                let length = u64::try_from(entry.stat.st_size).unwrap_or(0);
-                self.hash_content(fs::File::open(entry.path())?, length, &mut hash)?;
+                self.hash_content(fs::File::open(entry.path())?, &mut hash)?;
                 // As in git, only the owner's permission to execute counts: the others depend on the umask of the user
                 // who copied the file.
                 if entry.stat.st_mode & 0o100 != 0 {
