@@ -197,8 +197,8 @@ struct Exporting<'a> {
     target: &'a Path,
     manifest: Manifest,
     writer: Writer,
-    /// The first name of each file, by device and inode.
-    first: BTreeMap<(u64, u64), PathBuf>,
+    /// A name of each file with several, by device, inode and SHA-256: 9P gives files of two disks the same number.
+    first: BTreeMap<(u64, u64, String), PathBuf>,
 }
 
 impl Exporting<'_> {
@@ -237,17 +237,17 @@ impl Exporting<'_> {
         self.manifest.may_replace(self.target, name, &left)?;
         self.manifest.announce(self.target, name, &left)?;
         let found = fs::symlink_metadata(source)?;
-        let file = (found.dev(), found.ino());
         match &left {
-            Exported::File(_) => {
+            Exported::File(sum) => {
                 let from = fs::File::open(source)?;
                 let from = from.file().as_fd();
                 // Without other names, the inode number may be one that another file had.
-                let first = self.first.get(&file).filter(|_| found.nlink() > 1);
+                let file = (found.nlink() > 1).then(|| (found.dev(), found.ino(), sum.clone()));
+                let first = file.as_ref().and_then(|file| self.first.get(file));
                 let first = first.map(PathBuf::as_path);
                 self.writer
                     .link_or_put(name, &entry, first, from, Existing::Replace)?;
-                self.first.insert(file, name.to_owned());
+                self.first.extend(file.map(|file| (file, name.to_owned())));
             }
             Exported::Link(_) => self.writer.put(name, &entry, None, Existing::Replace)?,
         }
@@ -351,10 +351,16 @@ mod tests {
             target: &to,
             manifest: Manifest::read(&to).unwrap(),
             writer: Writer::open(&to, true).unwrap(),
-            first: BTreeMap::from([((found.dev(), found.ino()), "earlier".into())]),
+            first: BTreeMap::new(),
         };
-        exporting.file(&from, Path::new("item")).unwrap();
-        assert_eq!(fs::read(to.join("item")).unwrap(), b"ours");
+        // The number of a file with one name proves nothing, and that of one with several only with its content.
+        for (name, sum) in [("one", "ours"), ("several", "theirs")] {
+            let sum = hex::encode(Sha256::digest(sum));
+            exporting.first = BTreeMap::from([((found.dev(), found.ino(), sum), "earlier".into())]);
+            exporting.file(&from, Path::new(name)).unwrap();
+            assert_eq!(fs::read(to.join(name)).unwrap(), b"ours");
+            fs::hard_link(&from, from.with_file_name(name)).unwrap();
+        }
     }
 
     #[test]

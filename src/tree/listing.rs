@@ -70,7 +70,7 @@ impl Content {
 }
 
 /// Identifies one version of an entry: a write changes it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Mark {
     device: u64,
     inode: u64,
@@ -139,8 +139,7 @@ impl ListingEntry {
 
     /// Returns whether two entries found on disk are names of the same file.
     pub fn is_same_file(&self, other: &Self) -> bool {
-        let file = |entry: &Self| (entry.mark.device, entry.mark.inode, entry.mark.is_linked);
-        file(self) == file(other) && self.mark.is_linked
+        self.mark.is_linked && self.mark == other.mark
     }
 }
 
@@ -200,8 +199,7 @@ impl Listing {
             if let Content::File { hardlink, .. } = &mut entry.content
                 && entry.mark.is_linked
             {
-                let file = (entry.mark.device, entry.mark.inode);
-                let known = first.entry(file).or_insert_with(|| path.clone());
+                let known = first.entry(entry.mark).or_insert_with(|| path.clone());
                 *hardlink = (*known != *path).then(|| known.clone());
             }
         }
