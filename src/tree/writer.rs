@@ -97,18 +97,19 @@ impl Writer {
             }),
             (Content::Symlink { target }, _) => {
                 let made = self.place(path, existing, |this, to, name| {
-                    this.rights.symlink(target.as_path(), to, name)?;
+                    let made = this.rights.symlink(target.as_path(), to, name);
+                    made.map_err(|errno| match errno {
+                        Errno::EPERM | Errno::ENOSYS => Errno::ENOTSUP,
+                        other => other,
+                    })?;
                     this.set_owner(to, name)?;
                     this.rights.set_time(to, name, entry.mtime)
                 });
-                if let Err(errno @ (Errno::EPERM | Errno::ENOSYS | Errno::ENOTSUP)) = made {
-                    let place = self.shown.join(path);
+                if made == Err(Errno::ENOTSUP) {
                     return Err(usage!(
                         "`{}` is a symbolic link, which FAT and some other file systems do not support",
-                        place.display()
-                    )
-                    .source(std::io::Error::from(errno))
-                    .help("name a directory on another file system"));
+                        self.shown.join(path).display()
+                    ));
                 }
                 made
             }
