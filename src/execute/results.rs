@@ -65,13 +65,14 @@ impl Execution<'_, '_> {
     /// Records the files that a failed or interrupted step left in output volumes. If it is resumed, they are its
     /// results too.
     pub(super) fn leave_results(&self, step: &Step, before: &[OutputBefore]) -> Result<()> {
+        let taken = SystemTime::now();
         let left = before.iter().map(|before| {
             // If the user moved the directory, the files at its path are another program's.
             let now = Listing::below(&before.opened, &self.directory_of(before)?)?;
             Ok((before, now.since(&before.listing, before.taken)))
         });
         self.env
-            .leave_outputs(&step.key, left.collect::<Result<_>>()?)
+            .leave_outputs(&step.key, left.collect::<Result<_>>()?, taken)
     }
 
     /// Returns whether a step sees other files in place of the results that it is based on: files of another env with

@@ -124,17 +124,21 @@ impl ListingEntry {
         matches!(self.content, Content::Directory { .. })
     }
 
-    /// Returns whether this is still the entry `old` of a listing taken at `taken`. FAT and many FUSE file systems give
-    /// an entry that left the kernel's cache another inode number. An equal change time proves the same, unless it is
-    /// so recent that a later change may have it too.
-    fn is_untouched(&self, old: &Self, taken: SystemTime) -> bool {
+    /// Returns whether the last change was so long before a listing at `taken` that a later one has another time.
+    fn is_settled(&self, taken: SystemTime) -> bool {
         const SETTLED: Duration = Duration::from_secs(2);
-        let times = |entry: &Self| (entry.mark.ctime, entry.mtime, entry.mode);
         let changed = Duration::from_secs(u64::try_from(self.mark.ctime.0).unwrap_or(0));
         let taken = taken.duration_since(SystemTime::UNIX_EPOCH);
-        let is_settled = taken.is_ok_and(|taken| taken > changed + SETTLED);
-        self.mark == old.mark
-            || is_settled && times(self) == times(old) && self.content == old.content
+        taken.is_ok_and(|taken| taken > changed + SETTLED)
+    }
+
+    /// Returns whether this is still the settled entry `old`, whose change time was `ctime`, whatever its inode number.
+    /// FAT and many FUSE file systems number an entry that left the kernel's cache anew, and report its modification
+    /// time as its change time.
+    fn is_still(&self, old: &Self, ctime: (i64, i64)) -> bool {
+        (self.mark.ctime == ctime || self.mark.ctime == self.mtime)
+            && (self.mtime, self.mode) == (old.mtime, old.mode)
+            && self.content == old.content
     }
 
     /// Returns whether two entries found on disk are names of the same file.
@@ -213,7 +217,10 @@ impl Listing {
                 return false;
             }
             let old = before.entries.get(path);
-            let is_new = old.is_none_or(|old| !entry.is_untouched(old, taken));
+            let is_new = old.is_none_or(|old| {
+                entry.mark != old.mark
+                    && !(old.is_settled(taken) && entry.is_still(old, old.mark.ctime))
+            });
             if let (Content::Directory { existed }, Some(old)) = (&mut entry.content, old) {
                 *existed = old.is_directory() && old.mode == entry.mode;
             }
@@ -270,19 +277,29 @@ struct MarkedPath {
     inode: u64,
     /// `None` for a directory, whose ctime changes with the names in it.
     ctime: Option<(i64, i64)>,
+    /// The file or link itself, unless it had just changed: its inode number may change too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    settled: Option<ListingEntry>,
 }
 
 impl Marks {
-    /// Returns the marks of entries; with `made`, skips directories that existed before.
-    pub(crate) fn of(listing: &Listing, made: bool) -> Self {
+    /// Returns the marks of entries of a listing taken at `taken`; with `made`, skips directories that existed before.
+    pub(crate) fn of(listing: &Listing, taken: SystemTime, made: bool) -> Self {
         let entries = listing.entries.iter();
         let entries = entries.filter(|(_, entry)| {
             !(made && matches!(entry.content, Content::Directory { existed: true }))
         });
-        let marked = entries.map(|(path, entry)| MarkedPath {
-            path: path.clone(),
-            inode: entry.mark.inode,
-            ctime: (!entry.is_directory()).then_some(entry.mark.ctime),
+        let marked = entries.map(|(path, entry)| {
+            let is_kept = matches!(
+                entry.content,
+                Content::File { .. } | Content::Symlink { .. }
+            );
+            MarkedPath {
+                path: path.clone(),
+                inode: entry.mark.inode,
+                ctime: (!entry.is_directory()).then_some(entry.mark.ctime),
+                settled: (is_kept && entry.is_settled(taken)).then(|| entry.clone()),
+            }
         });
         Self(marked.collect())
     }
@@ -291,8 +308,14 @@ impl Marks {
     pub(crate) fn unchanged(&self, now: &Listing) -> BTreeSet<PathBuf> {
         let is_unchanged = |known: &&MarkedPath| {
             now.entries.get(&known.path).is_some_and(|entry| {
+                let is_still = |(old, ctime)| entry.is_still(old, ctime);
                 entry.mark.inode == known.inode
                     && known.ctime == (!entry.is_directory()).then_some(entry.mark.ctime)
+                    || known
+                        .settled
+                        .as_ref()
+                        .zip(known.ctime)
+                        .is_some_and(is_still)
             })
         };
         let unchanged = self.0.iter().filter(is_unchanged);

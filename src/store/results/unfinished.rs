@@ -106,7 +106,7 @@ impl LockedEnv<'_> {
         }
         if !outputs.is_empty() {
             let before = outputs.iter().map(|output| {
-                let marks = Marks::of(&output.listing, false);
+                let marks = Marks::of(&output.listing, output.taken, false);
                 (output.volume.clone(), Unfinished::Before(marks))
             });
             steps.insert(key.to_string(), before.collect());
@@ -114,18 +114,19 @@ impl LockedEnv<'_> {
         self.write_unfinished(&steps)
     }
 
-    /// Records what a step that did not succeed left in its output volumes.
+    /// Records what a step that did not succeed left in its output volumes, listed at `taken`.
     pub(crate) fn leave_outputs(
         &self,
         key: &StepKey,
         left: Vec<(&OutputBefore, Listing)>,
+        taken: SystemTime,
     ) -> Result<()> {
         if left.is_empty() {
             return Ok(());
         }
         let left = left.into_iter().map(|(before, left)| {
             let unfinished = Unfinished::Left {
-                all: Marks::of(&left, true),
+                all: Marks::of(&left, taken, true),
                 unsure: Paths(before.unsure.iter().cloned().collect()),
             };
             (before.volume.clone(), unfinished)

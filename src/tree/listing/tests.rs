@@ -92,16 +92,31 @@ fn what_changed_is_told_from_what_stayed() {
     let mode = std::fs::Permissions::from_mode(0o700);
     fs::set_permissions(root.join("locked"), mode).unwrap();
     symlink("grown/new", root.join("link")).unwrap();
-    // A file system may have given an old entry another inode number.
-    let mut now = Listing::of(root).unwrap();
-    let mut earlier = before.clone();
-    for (listing, inode) in [(&mut earlier, 7), (&mut now, 8)] {
-        let old = listing.entries.get_mut(Path::new("kept/old")).unwrap();
-        (old.mark.ctime, old.mark.inode) = ((1, 0), inode);
+    // A file system may have given an old entry another inode number, and its modification time as its change time.
+    let (mut now, mut earlier) = (Listing::of(root).unwrap(), before.clone());
+    let settled = ["kept/old", "grown/old"].map(PathBuf::from);
+    for path in &settled {
+        let old = earlier.entries.get_mut(path).unwrap();
+        (old.mark.ctime, old.mark.inode) = ((1, 0), 7);
+        let new = now.entries.get_mut(path).unwrap();
+        new.mark = old.mark;
+        new.mark.inode = 8;
     }
+    let reread = now.entries.get_mut(&settled[1]).unwrap();
+    reread.mark.ctime = reread.mtime;
+    // A time of this moment proves nothing.
+    let recent = now.entries.get_mut(Path::new("locked/old")).unwrap();
+    recent.mark.inode = 8;
+    // The record of a killed step agrees.
+    let marks = Marks::of(&earlier, SystemTime::now(), false);
+    let text = serde_json::to_string(&marks).unwrap();
+    let marks: Marks = serde_json::from_str(&text).unwrap();
+    let unchanged = marks.unchanged(&now);
+    assert!(settled.iter().all(|path| unchanged.contains(path)));
+    assert!(!unchanged.contains(Path::new("locked/old")));
     let since = now.since(&earlier, SystemTime::now());
     let paths: Vec<&Path> = since.entries.keys().map(PathBuf::as_path).collect();
-    let wanted = ["grown", "grown/new", "link", "locked"].map(Path::new);
+    let wanted = ["grown", "grown/new", "link", "locked", "locked/old"].map(Path::new);
     assert_eq!(paths, wanted);
     // An existing directory is not a result, unless a step made it or changed its mode.
     let mut all = Listing::default();
