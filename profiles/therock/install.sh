@@ -17,11 +17,11 @@ if [ "$1" = --find-links ]; then
 elif [ ! -e /run/rockenv/pins/locked ]; then
     # An index has the versions of several releases, and the newest may be of a later one than the checkout.
     release=$(sed -n 's/.*"rocm-version": *"\([0-9]*[.][0-9]*\)[.].*/\1/p' /therock/src/version.json)
-    if python3 -m pip index versions --pre --index-url "$2" rocm | grep -F " $release." >/dev/null; then
-        version="==$release.*"
-    else
-        echo "the index has no ROCm $release, so its newest version is installed" >&2
-    fi
+    versions=$(python3 -m pip index versions --pre --index-url "$2" rocm)
+    case $versions in
+    *" $release."*) version="==$release.*" ;;
+    *) echo "the index has no ROCm $release, so its newest version is installed" >&2 ;;
+    esac
 fi
 python3 -m venv --clear /home/builder/venv
 # What building PyTorch needs; before 7.12 it was in TheRock's own list.

@@ -303,6 +303,36 @@ fn the_index_is_the_one_of_the_instructions() {
     }
 }
 
+/// An index has versions of several releases. Without an answer it is unknown whether it has the checkout's.
+#[test]
+fn an_index_is_asked_for_the_checkouts_release() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    fs::create_dir_all(directory.join("therock/src")).unwrap();
+    let version = "{\"rocm-version\": \"7.14.0\"}";
+    fs::write(directory.join("therock/src/version.json"), version).unwrap();
+    // The script ends with an error where the programs of the new venv are missing.
+    let said = |answer: &str| {
+        let pip =
+            format!("case \"$*\" in\n*'index versions'*) {answer} ;;\n*) echo \"$@\" ;;\nesac");
+        let code = format!(
+            "cat >bin/python3 <<'END'\n#!/bin/sh\n{pip}\nEND\nchmod +x bin/python3
+             sh opt/install.sh gfx1103 --index-url https://example.org/whl-next/ 2>&1 || true"
+        );
+        sh(directory, &code)
+    };
+    let both = said("echo 'Available versions: 10.1.0a20260807, 7.14.0'");
+    assert!(
+        both.contains("rocm[libraries,devel,device]==7.14.*"),
+        "{both}"
+    );
+    let other = said("echo 'Available versions: 10.1.0, 7.15.0'");
+    assert!(other.contains("no ROCm 7.14"), "{other}");
+    assert!(other.contains("rocm[libraries,devel,device]\n"), "{other}");
+    assert_eq!(said("exit 1"), "");
+}
+
 /// Without the image's compiler in PATH, `tools` ends with an error. The image of release 7.9 has an older one.
 #[test]
 fn the_compilers_of_all_images_are_found() {
@@ -343,8 +373,14 @@ fn what_is_not_fetched_is_not_built() {
             assert!(features.split(' ').any(|word| word == off), "{flag}");
         }
         // TheRock's `build_python_packages.py` puts these into no wheel.
-        for part in ["HIPTENSOR", "ROCALUTION", "HIPDNN_SAMPLES"] {
-            assert!(features.contains(&format!("_{part}=OFF")), "{part}");
+        for part in [
+            "ENABLE_HIPTENSOR=OFF",
+            "COMPOSABLE_KERNEL_FOR_MIOPEN_ONLY=ON",
+            "ENABLE_ROCALUTION=OFF",
+            "ENABLE_HIPDNN_SAMPLES=OFF",
+        ] {
+            let option = format!("-DTHEROCK_{part}");
+            assert!(features.split(' ').any(|word| word == option), "{part}");
         }
     }
 }
