@@ -205,7 +205,9 @@ fn a_matrix_is_told_as_one() {
         "gfx1103",
     ];
     let ran = job(&store, &github, &asked).exits(5);
-    let commands = heard(&ran.err);
+    let mut commands = heard(&ran.err);
+    // On a busy machine, a step may have to wait for a job slot, which is a warning.
+    commands.retain(|(name, _)| name != "warning");
     assert_eq!(
         names(&commands),
         ["group", "endgroup", "group", "endgroup", "error"],
