@@ -271,12 +271,12 @@ fn therock_with_rccl_needs_a_target_that_can_have_it() {
     insta::assert_snapshot!(store.shown(&store.rockenv(&alone)), @r#"
     error: profile `gfx1103` is invalid
       × `rccl` is not built for gfx1103, and `torch`, which links it, is
-         ╭─[profiles/therock.toml (built in):181:8]
-     180 │ [[component]]
-     181 │ name = "rccl"
+         ╭─[profiles/therock.toml (built in):183:8]
+     182 │ [[component]]
+     183 │ name = "rccl"
          ·        ───┬──
          ·           ╰── too few targets
-     182 │ extra-targets = ["${test-targets}"]
+     184 │ extra-targets = ["${test-targets}"]
          ╰────
       help: https://github.com/ROCm/TheRock/issues/150
             build variant `lean`, which does not need it, leave it out (take it out of `links`, or `remove =
