@@ -167,7 +167,7 @@ impl Attributes {
     }
 
     /// Copies the `wanted` attributes, except those that only the source's file system supports, such as btrfs
-    /// properties.
+    /// properties, and labels that the kernel refuses.
     pub(crate) fn copy(
         &mut self,
         from: XattrFile<'_>,
@@ -175,10 +175,18 @@ impl Attributes {
         wanted: impl Fn(&CStr) -> bool,
     ) -> nix::Result<()> {
         self.each(from, wanted, |name, value| match to.set(name, value) {
-            Err(Errno::EOPNOTSUPP) if !is_content(name.to_bytes()) => Ok(()),
+            Err(errno) if is_dispensable(name.to_bytes(), errno) => Ok(()),
             other => other,
         })
     }
+}
+
+/// Returns whether a copy may lack an attribute that cannot be set. Only root may set a label of SELinux after a boot
+/// without it, and a signature of IMA; a policy refuses labels of another one. The copy has the label of a new file.
+fn is_dispensable(name: &[u8], errno: Errno) -> bool {
+    let is_label = name.starts_with(b"security.");
+    let refused = matches!(errno, Errno::EPERM | Errno::EACCES | Errno::EINVAL);
+    !is_content(name) && (errno == Errno::EOPNOTSUPP || is_label && refused)
 }
 
 #[cfg(test)]
@@ -186,6 +194,21 @@ mod tests {
     use std::os::fd::AsFd as _;
 
     use super::*;
+
+    #[test]
+    fn a_copy_may_lack_only_labels_and_properties() {
+        for errno in [Errno::EPERM, Errno::EACCES, Errno::EINVAL] {
+            for label in [&b"security.selinux"[..], b"security.ima"] {
+                assert!(is_dispensable(label, errno));
+            }
+            for other in [&b"security.capability"[..], b"user.a", b"trusted.overlay.a"] {
+                assert!(!is_dispensable(other, errno));
+            }
+        }
+        assert!(is_dispensable(b"btrfs.compression", Errno::EOPNOTSUPP));
+        assert!(!is_dispensable(b"user.a", Errno::EOPNOTSUPP));
+        assert!(!is_dispensable(b"security.selinux", Errno::ENOSPC));
+    }
 
     #[test]
     fn policy() {
