@@ -48,11 +48,9 @@ pub(crate) fn enter() -> Result<()> {
             ),
         );
     }
-    if is_powerless() {
-        return Err(unavailable!(
-            "cannot use a user namespace: AppArmor gives programs without a profile no rights in one"
-        )
-        .help(permit(setting)));
+    if let Some((reason, command)) = obstacle() {
+        return Err(unavailable!("cannot work in a user namespace: {reason}")
+            .help(format!("sudo {command}, or sudo rockenv ...")));
     }
     // A process inside can map only its own id. The shell stays outside meanwhile, and gets only numbers.
     let script = format!(
@@ -81,7 +79,7 @@ pub(crate) fn enter() -> Result<()> {
     if let Err(error) = entered {
         return Err(unavailable!("cannot make a user namespace")
             .source(error)
-            .help(permit(setting)));
+            .help("sudo rockenv ..."));
     }
     if !mapped.status.success() {
         return Err(unavailable!("cannot make a user namespace")
@@ -97,11 +95,14 @@ pub(crate) fn enter() -> Result<()> {
 /// make one.
 const APPARMOR: &str = "kernel.apparmor_restrict_unprivileged_userns";
 
+/// The only setting that applies to root too.
+const MOST: &str = "user.max_user_namespaces";
+
 /// Settings, each with the value that forbids user namespaces and one that permits them. No kernel has all of them.
 const SETTINGS: [(&str, &str, &str); 3] = [
     ("kernel.unprivileged_userns_clone", "0", "1"),
     (APPARMOR, "1", "0"),
-    ("user.max_user_namespaces", "0", "15000"),
+    (MOST, "0", "15000"),
 ];
 
 fn setting(name: &str) -> String {
@@ -110,29 +111,37 @@ fn setting(name: &str) -> String {
     text.trim().to_owned()
 }
 
-/// Returns whether AppArmor would give this process no rights in a user namespace.
-pub(crate) fn is_powerless() -> bool {
+/// Returns why this process cannot work in a user namespace, and the command that permits it.
+pub(crate) fn obstacle() -> Option<(&'static str, String)> {
     let label = system_text("/proc/self/attr/current").unwrap_or_default();
-    !nix::unistd::geteuid().is_root() && is_restricted(&label, setting)
+    obstacle_of(nix::unistd::geteuid().is_root(), &label, setting)
 }
 
-/// Returns the same for an ordinary user's process with this label.
-fn is_restricted(label: &str, setting: impl Fn(&str) -> String) -> bool {
-    label.trim() == "unconfined" && setting(APPARMOR) == "1"
-}
-
-/// Returns the command that permits user namespaces.
-fn permit(setting: impl Fn(&str) -> String) -> String {
+/// Returns the same for a process with this AppArmor label.
+fn obstacle_of(
+    root: bool,
+    label: &str,
+    setting: impl Fn(&str) -> String,
+) -> Option<(&'static str, String)> {
+    let applies = |name: &str| match name {
+        MOST => true,
+        APPARMOR => !root && label.trim() == "unconfined",
+        _ => !root,
+    };
     let forbid = SETTINGS
         .iter()
-        .filter(|(name, forbids, _)| setting(name) == *forbids);
+        .filter(|(name, forbids, _)| applies(name) && setting(name) == *forbids);
     let words: Vec<String> = forbid
         .map(|(name, _, permits)| format!("{name}={permits}"))
         .collect();
-    match words.is_empty() {
-        true => "sudo rockenv ...".to_owned(),
-        false => format!("sudo sysctl -w {}, or sudo rockenv ...", words.join(" ")),
-    }
+    let reason = match &words[..] {
+        [] => return None,
+        [only] if only.starts_with(APPARMOR) => {
+            "AppArmor gives programs without a profile no rights in one"
+        }
+        _ => "the kernel's settings forbid it",
+    };
+    Some((reason, format!("sysctl -w {}", words.join(" "))))
 }
 
 /// Returns arguments that map `own` to the namespace's root, and the ranges to the ids after it, in order.
@@ -229,14 +238,25 @@ mod tests {
             };
             value.to_owned()
         };
-        assert_eq!(
-            permit(ubuntu),
-            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or sudo rockenv ..."
-        );
-        assert!(is_restricted("unconfined\n", ubuntu));
-        assert!(!is_restricted("rockenv (unconfined)\n", ubuntu));
+        let apparmor = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0";
+        let (reason, command) = obstacle_of(false, "unconfined\n", ubuntu).unwrap();
+        assert_has!(reason, "AppArmor");
+        assert_eq!(command, apparmor);
+        assert_eq!(obstacle_of(false, "rockenv (unconfined)\n", ubuntu), None);
+        assert_eq!(obstacle_of(true, "unconfined\n", ubuntu), None);
         let fedora = |_: &str| String::new();
-        assert!(!is_restricted("unconfined\n", fedora));
-        assert_eq!(permit(fedora), "sudo rockenv ...");
+        assert_eq!(obstacle_of(false, "unconfined\n", fedora), None);
+        let hardened = |name: &str| String::from(if name == APPARMOR { "" } else { "0" });
+        for (root, command) in [
+            (
+                false,
+                "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=15000",
+            ),
+            (true, "sysctl -w user.max_user_namespaces=15000"),
+        ] {
+            let (reason, found) = obstacle_of(root, "unconfined\n", hardened).unwrap();
+            assert_has!(reason, "settings");
+            assert_eq!(found, command);
+        }
     }
 }

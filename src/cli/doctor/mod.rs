@@ -51,10 +51,10 @@ pub(crate) struct Facts {
     pub cgroup: Cgroups,
     /// Memory pressure information (PSI) is available.
     pub pressure: bool,
-    /// Limit on user namespaces; `None` if the kernel lacks them.
-    pub user_namespaces: Option<u64>,
-    /// AppArmor gives this process no rights in a user namespace.
-    pub powerless: bool,
+    /// The kernel has user namespaces.
+    pub user_namespaces: bool,
+    /// Why this process cannot work in one, and the command that permits it.
+    pub obstacle: Option<(&'static str, String)>,
     pub store: StoreFacts,
     pub gpu: GpuFacts,
     pub services: Vec<ServiceFacts>,
@@ -434,16 +434,16 @@ fn limits(facts: &Facts) -> Vec<Check> {
         )
         .try_(facts.boot_with("psi=1")),
     });
-    checks.push(match facts.user_namespaces {
-        Some(0) => note("user namespaces are disabled; only rootless engines need them")
-            .try_(facts.sudo("sysctl -w user.max_user_namespaces=15000")),
-        Some(_) if facts.powerless => missing(
-            "AppArmor gives programs without a profile no rights in user namespaces",
-            facts.sudo("sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+    checks.push(match &facts.obstacle {
+        _ if !facts.user_namespaces => {
+            note("the kernel has no user namespaces; only rootless engines need them")
+        }
+        Some((reason, command)) => missing(
+            format!("user namespaces: {reason}; only rootless engines need them"),
+            facts.sudo(command),
         )
-        .essential_if(facts.engine == Engine::Podman),
-        Some(_) => ok("user namespaces"),
-        None => note("the kernel has no user namespaces; only rootless engines need them"),
+        .essential_if(facts.engine == Engine::Podman && !facts.root),
+        None => ok("user namespaces"),
     });
     checks
 }

@@ -59,9 +59,8 @@ impl Facts {
                 v2: groups.v2.map(|(_, controllers)| controllers),
             },
             pressure: Path::new("/proc/pressure/memory").exists(),
-            user_namespaces: read("/proc/sys/user/max_user_namespaces")
-                .and_then(|text| text.trim().parse().ok()),
-            powerless: userns::is_powerless(),
+            user_namespaces: Path::new("/proc/sys/user/max_user_namespaces").exists(),
+            obstacle: userns::obstacle(),
             store: store(host, &config.home),
             gpu: GpuFacts::probe(gpus),
             services: ServiceFacts::probe(&config.sockets),

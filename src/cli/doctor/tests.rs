@@ -19,8 +19,8 @@ pub(super) fn debian() -> Facts {
             v2: Some(["cpu", "memory", "pids"].map(str::to_owned).to_vec()),
         },
         pressure: true,
-        user_namespaces: Some(1000),
-        powerless: false,
+        user_namespaces: true,
+        obstacle: None,
         store: StoreFacts {
             path: "/var/lib/rockenv".into(),
             exists: true,
@@ -98,9 +98,11 @@ fn who_uses_a_service_needs_neither_root_nor_nspawn() {
     facts.services = vec![ServiceFacts::sample(Engine::Podman)];
     assert!(is_fit(&examine(&facts)));
     assert_eq!(of(&facts, CheckState::Missing), []);
-    facts.powerless = true;
+    facts.obstacle = Some(("no", "sysctl -w a=1".into()));
     assert!(!is_fit(&examine(&facts)));
-    facts.powerless = false;
+    facts.root = true;
+    assert!(is_fit(&examine(&facts)));
+    (facts.root, facts.obstacle) = (false, None);
     // The service, however, is required, installed or not.
     facts.services[0].version = None;
     facts.services[0].problem = Some(("it does not answer".into(), "start it".into()));
@@ -124,7 +126,7 @@ fn a_container_with_cgroup_v1_works_and_says_what_it_lacks() {
     facts.pressure = false;
     facts.store.method = Some(Method::Overlay);
     facts.store.free = Some(60 << 30);
-    facts.user_namespaces = Some(0);
+    facts.obstacle = Some(("no", "sysctl -w user.max_user_namespaces=15000".into()));
     let sections = examine(&facts);
     assert!(is_fit(&sections));
     let text = format!("{sections:?}");
