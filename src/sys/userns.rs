@@ -35,8 +35,8 @@ pub(crate) fn enter() -> Result<()> {
     }
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     let name = account::name_of(uid.as_raw());
-    let users = ranges("/etc/subuid", &name, uid.as_raw())?;
-    let groups = ranges("/etc/subgid", &name, uid.as_raw())?;
+    let users = ranges("/etc/subuid", &[], &name, uid.as_raw())?;
+    let groups = ranges("/etc/subgid", &["-g"], &name, uid.as_raw())?;
     // Checked first, because a process cannot leave its namespace again.
     if !["newuidmap", "newgidmap"]
         .iter()
@@ -158,9 +158,15 @@ fn map(own: u32, ranges: &[Range]) -> String {
 /// How many subordinate ids a user gets.
 const EACH: u32 = 65_536;
 
-fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
+/// Returns a user's ranges in `file`, or those that `getsubids` with these options has from a directory server.
+fn ranges(file: &str, options: &[&str], name: &str, uid: u32) -> Result<Vec<Range>> {
     let text = if_exists(system_text(file))?.unwrap_or_default();
-    let found = ranges_of(&text, name, uid);
+    let mut found = ranges_of(&text, name, uid);
+    if found.is_empty()
+        && let Some(said) = account::ask_system("getsubids", &[options, &[name]].concat())
+    {
+        found = ranges_of(&as_in_file(&said), name, uid);
+    }
     if found.is_empty() {
         let taken =
             ["/etc/subuid", "/etc/subgid"].map(|file| system_text(file).unwrap_or_default());
@@ -199,6 +205,13 @@ fn lines(text: &str) -> impl Iterator<Item = (&str, Range)> {
     })
 }
 
+/// Turns lines of `getsubids` such as `0: ann 100000 65536` into those of a file.
+fn as_in_file(said: &str) -> String {
+    let lines = said.lines().filter_map(|line| line.split_once(": "));
+    let lines: Vec<String> = lines.map(|(_, range)| range.replace(' ', ":")).collect();
+    lines.join("\n")
+}
+
 /// Returns the ranges of a user.
 fn ranges_of(text: &str, name: &str, uid: u32) -> Vec<Range> {
     let own = lines(text).filter(|(user, _)| *user == name || user.parse() == Ok(uid));
@@ -218,6 +231,9 @@ mod tests {
         assert_eq!(map(1000, &ann), "0 1000 1 1 100000 65536 65537 500000 5");
         assert_eq!(ranges_of(text, "eve", 1001), [(300_000, 10)]);
         assert!(ranges_of(text, "eve", 1002).is_empty());
+        let said = as_in_file("0: ann 2147549184 65536\n1: ann 7 5\nError fetching ranges\n");
+        let ann = [(2_147_549_184, 65_536), (7, 5)];
+        assert_eq!(ranges_of(&said, "ann", 1000), ann);
         assert_eq!(first_free(text), 200_001);
         let podman = "containers:2147483647:2147483648\nann:100000:65536\nbob:165536:65536\n";
         assert_eq!(first_free(podman), 231_072);

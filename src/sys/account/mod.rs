@@ -143,7 +143,7 @@ fn line_of(passwd: &str, field: usize, value: &str) -> Option<String> {
 }
 
 /// Returns the output of a program that uses NSS.
-fn ask_system(program: &str, arguments: &[&str]) -> Option<String> {
+pub(super) fn ask_system(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     let said = command
         .args(arguments)
