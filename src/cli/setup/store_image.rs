@@ -187,6 +187,12 @@ impl StoreImage {
             Box::new(move || Ok(umount2(&self.at, MntFlags::empty())?)),
         ));
         go_on()?;
+        // A new file system has no label of SELinux, and a daemon may not look for the store there. Files inherit it.
+        if Program::find("restorecon", "labels of SELinux").is_ok()
+            && let Err(error) = run("restorecon", &[self.at.as_os_str()])
+        {
+            ui.warn(&error.chain().join(": "));
+        }
         let store = Store::open(&self.at)?;
         if store.method() != Method::Btrfs {
             return Err(unexpected!(
