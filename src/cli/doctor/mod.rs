@@ -48,6 +48,8 @@ pub(crate) struct Facts {
     pub nspawn: Option<u32>,
     /// The kernel supports overlay file systems.
     pub overlay: bool,
+    /// The kernel cannot mount btrfs, like that of RHEL.
+    pub no_btrfs: bool,
     pub cgroup: Cgroups,
     /// Memory pressure information (PSI) is available.
     pub pressure: bool,
@@ -307,6 +309,9 @@ fn store(facts: &Facts) -> Vec<Check> {
         .map(|name| format!(" on {name}"))
         .unwrap_or_default();
     match store.method {
+        Some(Method::Overlay) if facts.no_btrfs => checks.push(note(format!(
+            "{at}{on}: overlay snapshots, without build volumes, which a store on xfs includes"
+        ))),
         Some(Method::Overlay) => checks.push(
             note(format!(
                 "{at}{on}: overlay snapshots, without build volumes: `rollback` and `fork` leave build trees out"

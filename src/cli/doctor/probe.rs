@@ -48,7 +48,8 @@ impl Facts {
                 .map(|tool| tool.name.to_owned())
                 .collect(),
             nspawn: nspawn_version(),
-            overlay: has_overlay(),
+            overlay: has_file_system("overlay") == Some(true),
+            no_btrfs: has_file_system("btrfs") == Some(false),
             cgroup: Cgroups {
                 v1: groups
                     .v1
@@ -105,13 +106,17 @@ fn parse_version(text: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-/// Returns whether overlays can be mounted: built in, loaded, or available as a module of this kernel.
-fn has_overlay() -> bool {
+/// Returns whether a file system can be mounted: built in, loaded, or available as a module of this kernel; `None` if
+/// the list of modules is not here, as in containers.
+fn has_file_system(name: &str) -> Option<bool> {
     let listed = read("/proc/filesystems").is_some_and(|text| {
-        text.lines()
-            .any(|line| line.trim_end().ends_with("\toverlay"))
+        let mut lines = text.lines();
+        lines.any(|line| line.rsplit('\t').next() == Some(name))
     });
-    listed || has_module(Path::new("/"), &release(), "overlay") == Some(true)
+    match listed {
+        true => Some(true),
+        false => has_module(Path::new("/"), &release(), name),
+    }
 }
 
 /// Returns whether a kernel has a module; `None` if its list is not here, as in containers.

@@ -14,6 +14,7 @@ pub(super) fn debian() -> Facts {
         missing: Vec::new(),
         nspawn: Some(257),
         overlay: true,
+        no_btrfs: false,
         cgroup: Cgroups {
             v1: Vec::new(),
             v2: Some(["cpu", "memory", "pids"].map(str::to_owned).to_vec()),
@@ -182,6 +183,10 @@ fn a_new_store_may_be_an_image_where_it_will_be() {
     let text = format!("{:?}", of(&facts, CheckState::Note));
     assert_has!(text, "\"rockenv setup --store-image 300G\"");
     assert_has!(text, "\"rockenv plan gfx1103\"");
+    facts.no_btrfs = true;
+    let text = format!("{:?}", of(&facts, CheckState::Note));
+    assert!(!text.contains("--store-image"), "{text}");
+    assert_has!(text, "a store on xfs");
 }
 
 #[test]
