@@ -84,6 +84,12 @@ pub(crate) fn amdgpu() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
+/// Returns whether AppArmor confines programs that have a profile.
+pub(crate) fn has_apparmor() -> bool {
+    fs::read_to_string("/sys/module/apparmor/parameters/enabled")
+        .is_ok_and(|text| text.trim() == "Y")
+}
+
 /// The machine's current memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MemoryNow {

@@ -121,11 +121,8 @@ pub(in crate::engine) fn hold(
     let ended = service.state(&place.name)?;
     if !ready {
         let code = ended.map_or(-1, |state| state.exit_code);
-        return Err(unexpected!(
-            "the agent in container `{}` exited before it was ready (exit code {code})",
-            place.name
-        )
-        .help("rockenv doctor"));
+        let (name, what) = (&place.name, "exited before it was ready");
+        return Err(failed(name, what, code, host::has_apparmor()));
     }
     let killed = u64::from(ended.is_some_and(|state| state.oom_killed));
     let since = before.map(|before| host::oom_kills().saturating_sub(before));
@@ -226,17 +223,31 @@ fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<Unix
         let state = service.state(name)?;
         if !state.as_ref().is_some_and(|state| state.running) || Instant::now() > deadline {
             let code = state.map_or(-1, |state| state.exit_code);
-            return Err(unexpected!(
-                "the agent in container `{name}` does not answer (exit code {code})"
-            )
-            .help("rockenv doctor"));
+            return Err(failed(name, "does not answer", code, host::has_apparmor()));
         }
     }
+}
+
+/// Makes the error for a failed agent, whose own message nothing records. Since Linux 6.17, AppArmor permits no Unix
+/// socket to a profile that names no ABI, as those of older services.
+fn failed(name: &str, what: &str, code: i64, apparmor: bool) -> Error {
+    unexpected!("the agent in container `{name}` {what} (exit code {code})").help(match apparmor {
+        true => "if `sudo journalctl -k -g apparmor` shows that its socket was denied, update Docker or Podman",
+        false => "rockenv doctor",
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_that_failed_under_apparmor_points_to_the_kernels_log() {
+        for (apparmor, command) in [(true, "journalctl -k -g apparmor"), (false, "doctor")] {
+            let error = failed("a", "does not answer", 1, apparmor);
+            assert_has!(error.help_text().unwrap(), command);
+        }
+    }
 
     #[test]
     fn a_mount_inside_a_read_only_volume_is_read_only_too() {
