@@ -90,6 +90,11 @@ pub(crate) fn has_apparmor() -> bool {
         .is_ok_and(|text| text.trim() == "Y")
 }
 
+/// Returns whether a policy of SELinux applies.
+pub(crate) fn has_selinux() -> bool {
+    Path::new("/sys/fs/selinux/enforce").exists()
+}
+
 /// The machine's current memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MemoryNow {

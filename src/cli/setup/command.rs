@@ -10,7 +10,7 @@ use crate::cli::setup::{DEFAULT, Feature, Manager, Tool, install, missing, packa
 use crate::plan::gc::policy::Preset;
 use crate::profile::value;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::host::Host;
+use crate::sys::host::{self, Host};
 use crate::sys::signals::Signals;
 use crate::ui::object;
 use crate::ui::table::Table;
@@ -51,7 +51,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     let timer = match args.timer {
         Some(preset) => {
             let program = Host::probe()?.program;
-            timer::check_owner(&program)?;
+            timer::check_program(&program, host::has_selinux())?;
             Some(Timer::plan(&program, &cx.config.home, preset)?)
         }
         None => None,

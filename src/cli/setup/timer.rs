@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use crate::plan::gc::policy::Preset;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::process::Program;
 use crate::sys::shell::quoted_path;
 
@@ -16,6 +16,9 @@ const NAME: &str = "rockenv-gc";
 /// Directories that a group may write to: root's own commands are there, so its members have root's rights already.
 /// Debian can give them to the group `staff`.
 const LOCAL: [&str; 3] = ["/usr/local", "/usr/local/bin", "/usr/local/sbin"];
+
+/// Root's home; the second one is that of systems with rpm-ostree.
+const HOMES: [&str; 2] = ["/root", "/var/roothome"];
 
 #[derive(Debug)]
 pub(crate) struct Timer {
@@ -96,8 +99,21 @@ impl Timer {
     }
 }
 
-/// Refuses a program that another user can replace, because root would run it every day.
-pub(crate) fn check_owner(program: &Path) -> Result<()> {
+/// Refuses a program that another user can replace, because root would run it every day, and one that systemd may not
+/// start.
+pub(crate) fn check_program(program: &Path, selinux: bool) -> Result<()> {
+    let elsewhere = |error: Error| {
+        error.help(format!(
+            "sudo install {} /usr/local/bin/rockenv, then: sudo /usr/local/bin/rockenv setup --timer",
+            quoted_path(program)
+        ))
+    };
+    if selinux && HOMES.iter().any(|home| program.starts_with(home)) {
+        return Err(elsewhere(usage!(
+            "SELinux lets systemd start no program in root's home, such as `{}`",
+            program.display()
+        )));
+    }
     for path in program.ancestors() {
         let found = fs::metadata(path)?;
         // In a sticky directory users replace their own files only. On a file the bit means nothing.
@@ -108,14 +124,10 @@ pub(crate) fn check_owner(program: &Path) -> Result<()> {
             false => 0o022,
         };
         if found.uid() != 0 || found.mode() & others != 0 && !is_sticky {
-            return Err(usage!(
+            return Err(elsewhere(usage!(
                 "other users can change `{}`, and root would run `{}` every day",
                 path.display(),
                 program.display()
-            )
-            .help(format!(
-                "sudo install {} /usr/local/bin/rockenv, then: sudo /usr/local/bin/rockenv setup --timer",
-                quoted_path(program)
             )));
         }
     }
@@ -176,17 +188,19 @@ mod tests {
         let by_root = nix::unistd::geteuid().is_root();
         for (mode, good) in [(0o775, true), (0o777, false), (0o1777, true)] {
             set_mode(place.path(), mode);
-            assert_eq!(check_owner(&program).is_ok(), good && by_root);
+            assert_eq!(check_program(&program, false).is_ok(), good && by_root);
         }
         if by_root {
             // A group other than root's.
             set_mode(place.path(), 0o775);
             std::os::unix::fs::chown(place.path(), None, Some(50)).unwrap();
-            assert!(check_owner(&program).is_err());
+            assert!(check_program(&program, false).is_err());
             set_mode(place.path(), 0o755);
-            assert!(check_owner(&program).is_ok());
+            assert!(check_program(&program, false).is_ok());
         }
         set_mode(&program, 0o1757);
-        assert!(check_owner(&program).is_err());
+        assert!(check_program(&program, false).is_err());
+        let error = check_program(Path::new("/root/.cargo/bin/rockenv"), true).unwrap_err();
+        assert_has!(error.message(), "SELinux");
     }
 }
