@@ -115,11 +115,9 @@ pub(crate) fn memory_now() -> MemoryNow {
     };
     MemoryNow {
         total,
-        // If the field is unreadable, assumes enough memory.
-        available: match memory_field(&meminfo, "MemAvailable:") {
-            0 => total,
-            bytes => bytes.saturating_add(cached).min(total),
-        },
+        // If the field is unreadable, assumes enough memory. It is 0 once the kernel's own reserve is in use.
+        available: memory_field(&meminfo, "MemAvailable:")
+            .map_or(total, |bytes| bytes.saturating_add(cached).min(total)),
         stalled: fs::read_to_string("/proc/pressure/memory")
             .ok()
             .and_then(|text| stalled(&text, "some ", "avg10=")),
@@ -224,7 +222,7 @@ fn is_of_kernel(path: &str) -> bool {
 
 /// Returns the total memory in bytes; of a machine, without the huge pages that are reserved for other programs.
 fn total_memory(meminfo: &str, of_machine: bool) -> u64 {
-    let field = |name: &str| memory_field(meminfo, name);
+    let field = |name: &str| memory_field(meminfo, name).unwrap_or(0);
     let huge = if of_machine { field("Hugetlb:") } else { 0 };
     let rest = field("MemTotal:").saturating_sub(huge);
     // Other containers than those of lxcfs may show a total of their own.
@@ -245,7 +243,7 @@ fn zfs_cache(arcstats: &str) -> u64 {
 }
 
 /// Parses a field of `/proc/meminfo` and returns it in bytes.
-fn memory_field(meminfo: &str, name: &str) -> u64 {
+fn memory_field(meminfo: &str, name: &str) -> Option<u64> {
     let kib = meminfo.lines().find_map(|line| {
         line.strip_prefix(name)?
             .trim()
@@ -254,7 +252,7 @@ fn memory_field(meminfo: &str, name: &str) -> u64 {
             .parse::<u64>()
             .ok()
     });
-    kib.unwrap_or(0) * 1024
+    Some(kib? * 1024)
 }
 
 /// A file system's space, in bytes.
@@ -361,9 +359,12 @@ mod tests {
     fn memory_is_read_in_bytes() {
         assert_eq!(
             memory_field("MemTotal:       24684092 kB\nMemFree: 1 kB\n", "MemTotal:"),
-            24_684_092 * 1024
+            Some(24_684_092 * 1024)
         );
-        assert_eq!(memory_field("nonsense", "MemTotal:"), 0);
+        // No memory left is not an unknown amount.
+        let field = "MemAvailable:";
+        assert_eq!(memory_field("MemAvailable: 0 kB\n", field), Some(0));
+        assert_eq!(memory_field("nonsense", field), None);
         for (available, huge, total) in [(5, 0, 64), (5, 56, 8), (5, 62, 5), (60, 900, 60)] {
             let text = format!(
                 "MemTotal: 64 kB\nMemAvailable: {available} kB\nHugepagesize: 2048 kB\nHugetlb: {huge} kB\n"
