@@ -35,7 +35,8 @@ pub(crate) struct Figures {
     pub cpu_us: Option<u64>,
     /// Peak memory, in bytes, including page cache.
     pub memory_peak: Option<u64>,
-    /// Processes that the kernel killed because memory ran out; `None` if no hierarchy counts them.
+    /// How often the kernel killed a process, or systemd-oomd a whole group, because memory ran out; `None` if no
+    /// hierarchy counts that.
     pub oom_kills: Option<u64>,
 }
 
@@ -257,8 +258,6 @@ impl Cgroup {
         let mut property = |text: String| argv.push(format!("--property={text}"));
         // With this, `OOMPolicy` is `continue`. Old releases of systemd refuse that property for a scope.
         property("Delegate=yes".to_owned());
-        // The user's limit decides what is killed. systemd-oomd would kill the whole session first.
-        property("ManagedOOMPreference=avoid".to_owned());
         if let Some(bytes) = limits.memory_max {
             property(format!("MemoryMax={bytes}"));
             property("MemorySwapMax=0".to_owned());
@@ -318,12 +317,16 @@ impl Cgroup {
             text.lines()
                 .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
         };
+        let by_kernel = field("memory.events", "oom_kill ")
+            .or_else(|| field("memory.oom_control", "oom_kill "));
+        let mut directories = self.directories.iter();
+        let unified = directories.find(|(name, _)| name.is_empty());
+        let by_oomd = unified.map(|(_, directory)| oomd_kills(directory));
         Figures {
             cpu_us: field("cpu.stat", "usage_usec ")
                 .or_else(|| Some(number("cpuacct.usage")? / 1000)),
             memory_peak: number("memory.peak").or_else(|| number("memory.max_usage_in_bytes")),
-            oom_kills: field("memory.events", "oom_kill ")
-                .or_else(|| field("memory.oom_control", "oom_kill ")),
+            oom_kills: by_kernel.max(by_oomd.filter(|count| *count > 0)),
         }
     }
 
@@ -440,6 +443,18 @@ fn children(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Returns how often systemd-oomd has killed a group or one below it: it kills only groups without others below them,
+/// such as the `payload` that systemd-nspawn makes. The kernel does not count that, but systemd-oomd leaves an attribute
+/// before it kills.
+fn oomd_kills(directory: &Path) -> u64 {
+    let mut value = [0_u8; 20];
+    let length = rustix::fs::getxattr(directory, "user.oomd_ooms", &mut value).unwrap_or(0);
+    let text = String::from_utf8_lossy(&value[..length]);
+    let below = children(directory);
+    let below = below.iter().map(|child| oomd_kills(child)).sum::<u64>();
+    text.parse::<u32>().map_or(0, u64::from) + below
+}
+
 fn remove_group(directory: &Path) -> std::io::Result<()> {
     for child in children(directory) {
         remove_group(&child)?;
@@ -514,6 +529,23 @@ mod tests {
             ]
         );
         assert_eq!(found.v2.unwrap().0, PathBuf::from("/sys/fs/cgroup/unified"));
+    }
+
+    #[test]
+    fn a_group_that_systemd_oomd_killed_ran_out_of_memory() {
+        let top = tempfile::tempdir().unwrap();
+        let payload = top.path().join("payload");
+        fs::create_dir(&payload).unwrap();
+        let group = Cgroup {
+            unit: None,
+            directories: vec![(String::new(), top.path().to_owned())],
+        };
+        assert_eq!(group.figures().oom_kills, None);
+        fs::write(top.path().join("memory.events"), "oom_kill 0\n").unwrap();
+        assert_eq!(group.figures().oom_kills, Some(0));
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&payload, "user.oomd_ooms", b"1", flags).unwrap();
+        assert_eq!(group.figures().oom_kills, Some(1));
     }
 
     #[test]
