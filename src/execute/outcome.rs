@@ -197,10 +197,12 @@ impl event::Cost {
     }
 }
 
-/// Returns whether a compiler or linker reports that memory ran out, or that a signal ended one of its programs.
+/// Returns whether a compiler or linker reports that memory ran out, or a program that a signal ended another.
 /// Programs such as earlyoom kill processes themselves, so the kernel does not count these.
 pub(super) fn lacked_memory(lines: &[String]) -> bool {
-    // Messages of gcc, collect2, clang, gcc's two allocators, and LLVM. earlyoom sends SIGTERM first.
+    // Messages of gcc, collect2, clang, gcc's two allocators, GNU ld, and LLVM. earlyoom sends SIGTERM first. clang
+    // compiles a single file in its own process, whose end only its caller reports: ninja 1.13, make, cargo, or joblib.
+    // ninja takes SIGTERM for the user's, who has not interrupted a step that ends by itself.
     let marks = [
         "Killed signal terminated program ",
         "Terminated signal terminated program ",
@@ -210,7 +212,17 @@ pub(super) fn lacked_memory(lines: &[String]) -> bool {
         "unable to execute command: Terminated",
         " bytes after a total of ",
         "virtual memory exhausted",
+        "final link failed: memory exhausted",
         "LLVM ERROR: out of memory",
+        "FAILED: [code=137] ",
+        "FAILED: [code=143] ",
+        "ninja: build stopped: interrupted by user",
+        "] Killed",
+        "] Terminated",
+        "(signal: 9, SIGKILL",
+        "(signal: 15, SIGTERM",
+        "exit codes of the workers are {SIGKILL(-9)",
+        "exit codes of the workers are {SIGTERM(-15)",
     ];
     lines
         .iter()
@@ -290,6 +302,18 @@ mod tests {
                 true,
             ),
             ("LLVM ERROR: out of memory", true),
+            ("FAILED: [code=137] lib/a.o ", true),
+            ("ninja: build stopped: interrupted by user.", true),
+            ("make[2]: *** [Makefile:76: a.o] Killed", true),
+            ("make: *** [Makefile:2: all] Terminated", true),
+            (
+                "  process didn't exit successfully: `rustc a.rs` (signal: 9, SIGKILL: kill)",
+                true,
+            ),
+            ("The exit codes of the workers are {SIGKILL(-9)}", true),
+            ("/usr/bin/ld: final link failed: memory exhausted", true),
+            ("FAILED: [code=1] lib/a.o ", false),
+            ("make: *** [Makefile:2: all] Error 1", false),
             ("ninja: build stopped: subcommand failed.", false),
             (
                 "Segmentation fault signal terminated program cc1plus",
