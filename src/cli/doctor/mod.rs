@@ -435,7 +435,7 @@ fn limits(facts: &Facts) -> Vec<Check> {
     checks.push(match facts.pressure {
         true => ok("memory pressure information (PSI) available"),
         false => note(
-            "no memory pressure information (PSI): rockenv cannot hold back jobs when memory runs short",
+            "no memory pressure information (PSI): rockenv holds back jobs only by the memory that is left",
         )
         .try_(facts.boot_with("psi=1")),
     });

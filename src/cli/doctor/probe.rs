@@ -59,7 +59,8 @@ impl Facts {
                     .collect(),
                 v2: groups.v2.map(|(_, controllers)| controllers),
             },
-            pressure: Path::new("/proc/pressure/memory").exists(),
+            // With `psi=0`, older kernels have the file and refuse to read it.
+            pressure: read("/proc/pressure/memory").is_some(),
             user_namespaces: Path::new("/proc/sys/user/max_user_namespaces").exists(),
             obstacle: userns::obstacle(),
             store: store(host, &config.home),

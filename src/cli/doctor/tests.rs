@@ -134,6 +134,7 @@ fn a_container_with_cgroup_v1_works_and_says_what_it_lacks() {
     for part in [
         "\"rockenv --home /another/place setup --store-image 300G",
         "psi=1",
+        "holds back jobs only by the memory that is left",
         "no pids controller (cgroup v1)",
         "max_user_namespaces",
         "no cgroup.kill",
