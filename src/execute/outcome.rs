@@ -239,6 +239,15 @@ pub(super) fn starved(step: &str, share: f64, limit: Option<u64>, peak: Option<u
     )
 }
 
+/// Returns the warning for a step that goes on although one of its processes was killed for lack of memory. Python's
+/// `multiprocessing.Pool`, as in Tensile, waits forever for what a killed process would have returned.
+pub(super) fn goes_on(step: &str) -> String {
+    format!(
+        "a process of step `{step}` was killed for lack of memory, and the step goes on; if it hangs, stop it and use \
+         fewer `--jobs`"
+    )
+}
+
 /// Names the limit that was reached. If the step's peak is below its own limit, other processes used the rest.
 fn reached(limit: Option<u64>, peak: Option<u64>) -> String {
     match limit {

@@ -261,6 +261,7 @@ impl Execution<'_, '_> {
                     sampler: &mut sampler,
                     advice: &|| disk_guard::advice(self.store, self.config),
                     starved: &|share, peak| outcome::starved(name, share, limit, peak),
+                    goes_on: &outcome::goes_on(name),
                     warn: &mut warn,
                 },
             ),

@@ -3,7 +3,7 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
@@ -16,6 +16,9 @@ use crate::plan::samples::{Sample, Series};
 /// percent. Two programs that read 200 MiB at random under a limit of 40 MiB wait 57% of the time, and reach this share
 /// after four minutes.
 const STARVED: f64 = 30.0;
+/// How long a step may go on after one of its processes was killed for lack of memory. Most end at once, and ninja ends
+/// with the commands that run.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Sampler {
@@ -30,6 +33,9 @@ pub(crate) struct Sampler {
     /// The peak memory of all samples without page cache, in bytes.
     pub(crate) most_memory: Option<u64>,
     is_told: bool,
+    /// When a process was first seen to be killed for lack of memory.
+    killed: Option<Instant>,
+    is_told_of_kill: bool,
 }
 
 impl Sampler {
@@ -47,6 +53,8 @@ impl Sampler {
             due: now,
             most_memory: None,
             is_told: false,
+            killed: None,
+            is_told_of_kill: false,
         }
     }
 
@@ -63,6 +71,8 @@ impl Sampler {
         }
         let figures = self.cgroup.as_ref().map(Cgroup::figures);
         let cpu_us = figures.and_then(|figures| figures.cpu_us);
+        let is_killed = figures.and_then(|figures| figures.oom_kills) > Some(0);
+        self.killed = self.killed.or_else(|| is_killed.then(Instant::now));
         let sample = Sample {
             at_ms: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             memory: self.cgroup.as_ref().and_then(Cgroup::anonymous),
@@ -102,6 +112,14 @@ impl Sampler {
         Some((share, cgroup.figures().memory_peak))
     }
 
+    /// Returns once whether the step goes on although one of its processes was killed for lack of memory.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        let is_long = self
+            .killed
+            .is_some_and(|killed| killed.elapsed() >= PATIENCE);
+        is_long && !std::mem::replace(&mut self.is_told_of_kill, true)
+    }
+
     /// Rewrites all samples atomically, so that a concurrent reader sees a complete file.
     fn rewrite(&mut self) -> std::io::Result<()> {
         let new = self.path.with_extension("samples.new");
@@ -133,5 +151,24 @@ mod tests {
             fs::write(place.join("memory.pressure"), text).unwrap();
             assert_eq!(sampler.starved(), told);
         }
+    }
+
+    #[test]
+    fn a_step_that_goes_on_without_a_killed_process_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path();
+        let mut sampler = Sampler::start(&place.join("samples"), place, None);
+        sampler.cgroup = Some(Cgroup {
+            unit: None,
+            directories: vec![(String::new(), place.to_owned())],
+        });
+        for kills in [0, 1] {
+            fs::write(place.join("memory.events"), format!("oom_kill {kills}\n")).unwrap();
+            sampler.sample(0);
+            assert_eq!(sampler.killed.is_some(), kills > 0);
+            assert!(!sampler.goes_on());
+        }
+        sampler.killed = Instant::now().checked_sub(PATIENCE);
+        assert!(sampler.goes_on() && !sampler.goes_on());
     }
 }

@@ -64,6 +64,8 @@ pub(crate) struct Supervised<'a> {
     pub advice: &'a dyn Fn() -> Receiver<String>,
     /// Returns a warning of [`Sampler::starved`].
     pub starved: &'a dyn Fn(f64, Option<u64>) -> String,
+    /// The warning of [`Sampler::goes_on`].
+    pub goes_on: &'a str,
     /// Receives warnings about limits that could not be set, about disk space and memory.
     pub warn: &'a mut dyn FnMut(String),
 }
@@ -165,6 +167,9 @@ impl Supervision<'_, '_> {
                 self.step.output.load(sample.jobs, sample.memory);
                 if let Some((share, peak)) = self.step.sampler.starved() {
                     (self.step.warn)((self.step.starved)(share, peak));
+                }
+                if self.step.sampler.goes_on() {
+                    (self.step.warn)(self.step.goes_on.to_owned());
                 }
             }
             let used = || self.step.sampler.jobs();
