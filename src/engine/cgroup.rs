@@ -319,13 +319,17 @@ impl Cgroup {
         };
         let by_kernel = field("memory.events", "oom_kill ")
             .or_else(|| field("memory.oom_control", "oom_kill "));
+        // Before Linux 5.19, this is all that is known of the peak.
+        let reached = field("memory.events", "oom ");
         let mut directories = self.directories.iter();
         let unified = directories.find(|(name, _)| name.is_empty());
         let by_oomd = unified.map(|(_, directory)| oomd_kills(directory));
         Figures {
             cpu_us: field("cpu.stat", "usage_usec ")
                 .or_else(|| Some(number("cpuacct.usage")? / 1000)),
-            memory_peak: number("memory.peak").or_else(|| number("memory.max_usage_in_bytes")),
+            memory_peak: number("memory.peak")
+                .or_else(|| number("memory.max_usage_in_bytes"))
+                .or_else(|| number("memory.max").filter(|_| reached > Some(0))),
             oom_kills: by_kernel.max(by_oomd.filter(|count| *count > 0)),
         }
     }
@@ -532,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_systemd_oomd_killed_ran_out_of_memory() {
+    fn a_group_out_of_memory_is_known_by_what_killed_it() {
         let top = tempfile::tempdir().unwrap();
         let payload = top.path().join("payload");
         fs::create_dir(&payload).unwrap();
@@ -546,6 +550,10 @@ mod tests {
         let flags = rustix::fs::XattrFlags::empty();
         rustix::fs::setxattr(&payload, "user.oomd_ooms", b"1", flags).unwrap();
         assert_eq!(group.figures().oom_kills, Some(1));
+        fs::write(top.path().join("memory.max"), "9\n").unwrap();
+        assert_eq!(group.figures().memory_peak, None);
+        fs::write(top.path().join("memory.events"), "oom 1\n").unwrap();
+        assert_eq!(group.figures().memory_peak, Some(9));
     }
 
     #[test]

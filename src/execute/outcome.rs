@@ -119,7 +119,7 @@ impl Ran {
                 .filter(|peak| limit.is_none_or(|limit| *peak >= limit / 2));
             // A limit is enforced only where memory is counted.
             let limit = limit.filter(|_| usage.memory().is_some());
-            let limit = reached(limit, usage.memory_peak);
+            let limit = reached(limit, usage.memory_peak.or(usage.memory_held));
             let peak = peak.map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
             let end = match (retry, jobs) {
                 (Some(retry), _) => format!("{jobs} jobs; retrying with {retry}"),
