@@ -62,9 +62,9 @@ pub struct Layer {
     /// The snapshot's image, if a service holds the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<SnapshotImage>,
-    /// The clones in the store that its build volumes were built from, by volume, if known.
+    /// The clones in the store and directories of the user that its build volumes were built from, by volume, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clones: Option<BTreeMap<String, String>>,
+    pub origins: Option<BTreeMap<String, String>>,
     /// Key of the unfinished step that began on its build volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun: Option<StepKey>,
@@ -99,7 +99,7 @@ impl Layer {
             volumes: BTreeMap::new(),
             history: History::Clean,
             kept: None,
-            clones: None,
+            origins: None,
             begun: None,
             began: None,
             cost: None,

@@ -523,7 +523,7 @@ impl<'a> Pull<'a> {
             volumes,
             history: step.history.clone(),
             kept: None,
-            clones: None,
+            origins: None,
             begun: None,
             began: None,
             cost: step.cost,

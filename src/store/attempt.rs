@@ -70,11 +70,11 @@ impl Store {
         }))
     }
 
-    /// Returns the clones in the store that an env's build volumes were built from, by volume, if known: those of `last`,
-    /// the spec of the last `up`, if one of its steps has begun on the volumes, or else those of the layer with the same
+    /// Returns the origins of the sources that an env's build volumes were built from, by volume, if known: those of
+    /// `last`, the spec of the last `up`, if one of its steps has begun on the volumes, or else those of the layer with the same
     /// content, which a rollback may have restored. A pulled layer does not tell them, but its key tells whether it is
     /// of a step of `last`.
-    pub(crate) fn clones_in_volumes(
+    pub(crate) fn origins_in_volumes(
         &self,
         name: &EnvName,
         record: &Record,
@@ -86,14 +86,14 @@ impl Store {
         let from = record.head.volumes_from().layer;
         let chain = from.and_then(|from| self.chain(&from).ok());
         // A user's snapshot of an older version has the objects of the step below it.
-        let tells = |layer: &Layer| layer.key.is_some() || layer.clones.is_some();
+        let tells = |layer: &Layer| layer.key.is_some() || layer.origins.is_some();
         let layer = chain.and_then(|chain| chain.into_iter().find(tells));
         let Some(layer) = layer.filter(|_| begun.is_none()) else {
-            return Ok(Some(source::clones(self, last)));
+            return Ok(Some(source::origins(self, last)));
         };
         let made = layer.key.filter(is_last);
-        let of_last = |_| source::clones(self, last);
-        Ok(layer.clones.or_else(|| made.map(of_last)))
+        let of_last = |_| source::origins(self, last);
+        Ok(layer.origins.or_else(|| made.map(of_last)))
     }
 
     /// Returns when the first of the unfinished runs of a step began whose work is in the current build volumes, if

@@ -151,7 +151,7 @@ impl LockedEnv<'_> {
                 // The image is complete only if the step's history is clean.
                 history: History::Clean,
                 cost: None,
-                clones: None,
+                origins: None,
                 begun: None,
                 began: None,
                 prints: None,

@@ -105,7 +105,7 @@ impl LockedEnv<'_> {
             env: Some(record.id.clone()),
             image_key: self.store.image_below(freeze.parent, &record.image_key)?,
             tree: Some(freeze.tree.clone()),
-            clones: self.clones()?,
+            origins: self.origins()?,
             begun: begun.as_ref().map(|begun| begun.key.clone()),
             began: begun.and_then(|begun| begun.began),
             title: freeze.name.to_owned(),
@@ -178,12 +178,12 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns the clones that the build volumes were built from, if known: a rollback does not restore the spec.
-    fn clones(&self) -> Result<Option<BTreeMap<String, String>>> {
+    /// Returns the origins of the sources that the build volumes were built from, if known: a rollback does not restore the spec.
+    fn origins(&self) -> Result<Option<BTreeMap<String, String>>> {
         let (store, name) = (self.store, self.name());
         let last = store.spec(name).ok();
         last.map_or(Ok(None), |last| {
-            store.clones_in_volumes(name, self.known_record()?, &last)
+            store.origins_in_volumes(name, self.known_record()?, &last)
         })
     }
 

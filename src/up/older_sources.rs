@@ -7,9 +7,8 @@ use crate::plan::resolve::{self, Spec, VolumeSource};
 use crate::store::{Store, source};
 use crate::sys::error::Result;
 
-/// Returns whether files of changed sources may be older than the objects in an env's build volumes: a clone in the
-/// store replaces another directory or is replaced by one, or steps no longer see a hook's changes. `before` is the spec
-/// of the last `up`.
+/// Returns whether files of changed sources may be older than the objects in an env's build volumes: a source is another
+/// clone or directory, or steps no longer see a hook's changes. `before` is the spec of the last `up`.
 pub(super) fn has_older_sources(
     store: &Store,
     record: &Record,
@@ -25,22 +24,22 @@ pub(super) fn has_older_sources(
         let new = hooks.find(|hook| hook.name == old.name && hook.volume == old.volume);
         new.is_none_or(|new| from(old).is_some_and(|old| from(new) > Some(old)))
     };
-    let old = store.clones_in_volumes(&spec.name, record, before)?;
-    let new = source::clones(store, spec);
+    let old = store.origins_in_volumes(&spec.name, record, before)?;
+    let new = source::origins(store, spec);
     let directories = source::directories(store, spec);
     for volume in &spec.volumes {
-        let (name, clone) = (&volume.name, directories.get(&volume.name));
+        let name = &volume.name;
         let is_other = match &old {
             Some(old) => old.get(name) != new.get(name),
             // The objects may be of any revision.
-            None => clone.is_some(),
+            None => new.contains_key(name),
         };
         if before.volume(name).is_some() && is_other {
             return Ok(true);
         }
         let directory = match &volume.source {
             VolumeSource::Path(path) => Some(path),
-            VolumeSource::Git(_) | VolumeSource::Store => clone,
+            VolumeSource::Git(_) | VolumeSource::Store => directories.get(name),
         };
         let mut hooks = before.hooks.iter().filter(|hook| hook.volume == *name);
         // A hook that no step has seen changed nothing, and the source's own files may be newer than the last step.
@@ -69,7 +68,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn other_clones_and_sources_without_their_hook_may_have_older_files() {
+    fn other_directories_and_sources_without_their_hook_may_have_older_files() {
         let (_directory, store) = Store::scratch();
         let spec = |source: &str, hooks: &str| {
             let text = format!(
@@ -89,6 +88,10 @@ mod tests {
         fs::write(&file, "").unwrap();
         let path = format!("path = '{}'", source.path().display());
         let path = path.as_str();
+        let beside = tempfile::tempdir().unwrap();
+        let link = beside.path().join("link");
+        fs::os::unix::fs::symlink(source.path(), &link).unwrap();
+        let link = format!("path = '{}'", link.display());
         let view = store.env_dir(&spec(path, "").name).join("views/src");
         fs::create_dir_all(&view).unwrap();
         // A hook changed the file long ago, and a step has just seen the change.
@@ -104,7 +107,8 @@ mod tests {
             (ago, (one, ""), (two, ""), true),
             (ago, (one, ""), (path, ""), true),
             (ago, (path, ""), (one, ""), true),
-            (ago, (path, ""), ("path = '/b'", ""), false),
+            (ago, (path, ""), ("path = '/b'", ""), true),
+            (ago, (path, ""), (link.as_str(), ""), false),
             (ago, (path, ""), (path, "'fix'"), false),
             (ago, (path, "'fix'"), (path, ""), true),
             (ahead, (path, "'fix'"), (path, ""), false),
@@ -132,7 +136,7 @@ mod tests {
             let built = Layer {
                 key: key.cloned(),
                 parent: (id == "l").then(|| "below".into()),
-                clones: built.map(|built| source::clones(&store, &spec(built, ""))),
+                origins: built.map(|built| source::origins(&store, &spec(built, ""))),
                 ..Layer::sample(id.into())
             };
             let layer = store.root().join("layers").join(id);

@@ -21,7 +21,7 @@ pub(crate) use checkout::{Checkout, git_directories, small_file};
 pub(crate) use git::Git;
 pub(crate) use part::is_absent;
 
-use crate::plan::resolve::{Spec, VolumeSource};
+use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::{Lock, Store};
 use crate::sys::address::without_login;
 use crate::sys::error::{Kind, Result, ResultExt as _};
@@ -71,15 +71,22 @@ pub(crate) fn directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBu
         .collect()
 }
 
-/// Returns the names of a spec's clones in the store, by volume.
-pub(crate) fn clones(store: &Store, spec: &Spec) -> BTreeMap<String, String> {
-    let name = |path: PathBuf| {
-        path.file_name()
-            .map(|name| name.to_string_lossy().into_owned())
+/// Returns the origins of a spec's sources, by volume: names of clones in the store, and directories of the user.
+pub(crate) fn origins(store: &Store, spec: &Spec) -> BTreeMap<String, String> {
+    let origin = |volume: &Volume| match &volume.source {
+        VolumeSource::Git(git) => {
+            let clone = Repository::new(&volume.name, git).directory(store);
+            Some(clone.file_name()?.to_string_lossy().into_owned())
+        }
+        VolumeSource::Path(path) if volume.kind == VolumeKind::Source => {
+            let real = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+            Some(real.to_string_lossy().into_owned())
+        }
+        VolumeSource::Path(_) | VolumeSource::Store => None,
     };
-    directories(store, spec)
-        .into_iter()
-        .filter_map(|(volume, path)| Some((volume, name(path)?)))
+    let volumes = spec.volumes.iter();
+    volumes
+        .filter_map(|volume| Some((volume.name.clone(), origin(volume)?)))
         .collect()
 }
 
