@@ -47,6 +47,8 @@ pub(crate) struct CachedLayer {
     pub refused: bool,
     /// Whether it contains build volumes, even if this store does not freeze them.
     pub holds_volumes: bool,
+    /// Whether its files may be older than the objects in the env's build volumes, which were built on other layers.
+    pub has_older_files: bool,
     /// Keys of the steps up to it whose results the env's output volumes lack or hold from an earlier build of the env.
     pub brings: BTreeSet<StepKey>,
 }
@@ -59,6 +61,7 @@ impl CachedLayer {
             unusable: None,
             refused: false,
             holds_volumes: false,
+            has_older_files: false,
             brings: BTreeSet::new(),
         }
     }
@@ -403,13 +406,14 @@ impl<'a> Decision<'a> {
     /// Returns whether an incremental step on the layer of the step at `base` can use the live build volumes.
     fn can_use_volumes(&self, base: Option<usize>) -> bool {
         let observed = self.observed;
-        let holds_volumes = |base| self.found(base).is_some_and(|found| found.holds_volumes);
-        // The layer has work that the live volumes lack.
-        let is_ahead = |base: usize| {
+        // The layer has files that ninja would take for old ones, or work that the live volumes lack.
+        let is_other = |base: usize| {
             let mut steps = self.wanted[..=base].iter();
-            holds_volumes(base) && steps.any(|step| observed.lacking.contains(step.name.as_str()))
+            let is_ahead = steps.any(|step| observed.lacking.contains(step.name.as_str()));
+            self.found(base)
+                .is_some_and(|found| found.has_older_files || found.holds_volumes && is_ahead)
         };
-        observed.has_volumes && !observed.has_older_sources && !base.is_some_and(is_ahead)
+        observed.has_volumes && !observed.has_older_sources && !base.is_some_and(is_other)
     }
 
     /// Returns whether the env moves, and which build volumes it gets, if this step runs first, on the layer of the

@@ -144,6 +144,9 @@ fn an_incremental_step_continues_only_with_volumes_that_fit_its_sources_and_its_
     observed.attempt = None;
     observed.lacking.clear();
     assert_eq!(go(&observed), "hhr Live l-b moves");
+    observed.layers.get_mut(&key("b")).unwrap().has_older_files = true;
+    assert_eq!(go(&observed), "hhr Restored l-b moves");
+    observed.layers.get_mut(&key("b")).unwrap().has_older_files = false;
     observed.has_older_sources = true;
     assert_eq!(go(&observed), "hhr Restored l-b moves");
     observed.freezes_volumes = false;
