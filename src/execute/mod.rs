@@ -41,7 +41,7 @@ pub(crate) use crate::execute::supervise::Ending;
 pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
 pub(crate) use results::BlockedResults;
 pub(crate) use step::{base_environment, host_environment};
-pub(crate) use view::{APART, ByHand, count_manual_edits, file_in_source, is_older};
+pub(crate) use view::{APART, ByHand, count_manual_edits, file_in_source, is_older, last_layer};
 
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;

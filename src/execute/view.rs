@@ -104,6 +104,12 @@ pub(crate) fn is_older(env: &Path, volume: &str, source: &Path) -> Result<bool> 
     Ok(paths.any(|path| modified(source, path).is_some_and(|own| own < last)))
 }
 
+/// Returns the layer of the last step on an env's view of a source, if any.
+pub(crate) fn last_layer(env: &Path, volume: &str) -> Result<Option<LayerId>> {
+    let stack = atomic::read_json::<Stack>(&stack_file(&env.join("views").join(volume)))?;
+    Ok(stack.and_then(|stack| stack.written.from?.parse().ok()))
+}
+
 /// Returns the modification time of a regular file, in seconds and nanoseconds.
 fn modified(top: &Path, path: &Path) -> Option<(i64, i64)> {
     let found = file::open(top, path).ok()??.metadata().ok()?;

@@ -1,7 +1,8 @@
 //! Owns finding changed sources whose files may be older than the objects that were built before the change. ninja and
 //! make would take these objects for new ones.
 
-use crate::execute::is_older;
+use crate::execute::{is_older, last_layer};
+use crate::plan::ids::LayerId;
 use crate::plan::record::Record;
 use crate::plan::resolve::{self, Spec, VolumeSource};
 use crate::store::{Store, source};
@@ -37,6 +38,9 @@ pub(super) fn has_older_sources(
         if before.volume(name).is_some() && is_other {
             return Ok(true);
         }
+        if has_other_views(store, record, [before, spec], name)? {
+            return Ok(true);
+        }
         let directory = match &volume.source {
             VolumeSource::Path(path) => Some(path),
             VolumeSource::Git(_) | VolumeSource::Store => directories.get(name),
@@ -53,6 +57,40 @@ pub(super) fn has_older_sources(
     Ok(false)
 }
 
+/// Returns whether hooks of a source change, and another env made the objects, whose view of the source gave other times
+/// to the files that hooks changed: this env's view has its own times for them, or none.
+fn has_other_views(
+    store: &Store,
+    record: &Record,
+    [before, spec]: [&Spec; 2],
+    volume: &str,
+) -> Result<bool> {
+    let hooks = |of: &Spec| -> Vec<resolve::Hook> {
+        let hooks = of.hooks.iter().filter(|hook| hook.volume == volume);
+        hooks.cloned().collect()
+    };
+    if hooks(before) == hooks(spec) {
+        return Ok(false);
+    }
+    let last = last_layer(&store.env_dir(&spec.name), volume)?;
+    // A missing layer is reported where it is needed.
+    let chain = |top: Option<&LayerId>| top.and_then(|top| store.chain(top).ok());
+    // A fork has the views of its layers.
+    let seen = chain(last.as_ref()).unwrap_or_default();
+    let from = record.head.volumes_from().layer;
+    let mut layers = chain(from.as_ref()).unwrap_or_default();
+    layers.retain(|layer| {
+        let is_seen = seen.iter().any(|seen| seen.id == layer.id);
+        layer.env.as_ref() != Some(&record.id) && !is_seen
+    });
+    let see = |of: &Spec| {
+        let is_made = |key| layers.iter().any(|layer| layer.key.as_ref() == Some(key));
+        let mut steps = before.steps.iter().filter(|step| is_made(&step.key));
+        steps.any(|step| of.hooks_at(step, volume).next().is_some())
+    };
+    Ok(see(before) || last.is_some() && see(spec))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, SystemTime};
@@ -60,7 +98,7 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
-    use crate::plan::ids::StepKey;
+    use crate::plan::ids::{EnvId, StepKey};
     use crate::plan::layer::{History, Layer, VolumesFrom};
     use crate::profile;
     use crate::sys::atomic;
@@ -125,12 +163,45 @@ mod tests {
         assert!(has_older_sources(&store, &record, Some(&early), &late).unwrap());
         assert!(!has_older_sources(&store, &record, Some(&late), &early).unwrap());
 
-        // After a rollback, the objects are of the snapshot's sources, and not of the last `up`'s.
+        // Another env made the objects from files that its own view gave newer times.
+        is_as(ahead);
         record.head.volumes = [("build".into(), "v".into())].into();
         record.head.volumes_from = Some(VolumesFrom {
             layer: Some("l".into()),
             history: History::Clean,
         });
+        let [plain, fixed] = ["", "'fix'"].map(|hooks| spec(path, hooks));
+        let put = |id: &str, env: &EnvId, key: &StepKey| {
+            let layer = Layer {
+                key: Some(key.clone()),
+                env: Some(env.clone()),
+                ..Layer::sample(id.into())
+            };
+            let directory = store.layer_dir(&layer.id);
+            fs::create_dir_all(&directory).unwrap();
+            atomic::write_json(&directory.join("layer.json"), &layer).unwrap();
+        };
+        let (own, other) = (&record.id, &EnvId::from("other"));
+        let of_another_env = |old: &Spec, new: &Spec| {
+            put("l", other, &old.steps[0].key);
+            let found = has_older_sources(&store, &record, Some(old), new).unwrap();
+            put("l", own, &old.steps[0].key);
+            assert!(!has_older_sources(&store, &record, Some(old), new).unwrap());
+            found
+        };
+        assert!(of_another_env(&fixed, &plain));
+        assert!(!of_another_env(&plain, &fixed) && !of_another_env(&fixed, &fixed));
+        // The view has times, from before the objects; or those of the layer, as in a fork.
+        put("k", own, &"below".into());
+        for (last, may_be) in [("k", true), ("l", false)] {
+            let written = format!(r#"{{"from": "{last}", "commands": 0}}"#);
+            let stack =
+                format!(r#"{{"base": "", "layers": [], "times": {{}}, "written": {written}}}"#);
+            fs::write(view.join("stack.json"), stack).unwrap();
+            assert_eq!(of_another_env(&plain, &fixed), may_be, "{last}");
+        }
+
+        // After a rollback, the objects are of the snapshot's sources, and not of the last `up`'s.
         let last = spec(one, "");
         let write = |id: &str, key: Option<&StepKey>, built: Option<&str>| {
             let built = Layer {
