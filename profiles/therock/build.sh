@@ -37,7 +37,7 @@ find . -path '*_fetch/src/*' -type f \( -name '*.tar.*' -o -name '*.tgz' -o -nam
     kept=/cache/tarballs/${name##*/}/${file##*/}
     [ -e "$kept" ] || {
         mkdir -p "${kept%/*}"
-        cp "$file" "$kept.$$.part"
-        mv "$kept.$$.part" "$kept"
+        cp "$file" "$kept.$ROCKENV_ENV.part"
+        mv "$kept.$ROCKENV_ENV.part" "$kept"
     }
 done

@@ -28,6 +28,17 @@ pub(crate) fn toml_files(dir: &'static Dir<'static>) -> Vec<(&'static str, &'sta
 mod tests {
     use super::*;
 
+    // Commands of two envs often have the same process id, because each container counts its own. Files in a shared
+    // cache would have the same name.
+    #[test]
+    fn no_script_names_a_file_by_its_process() {
+        let files = PROFILES.dirs().flat_map(Dir::files);
+        for file in files.filter(|file| file.path().extension().is_some_and(|end| end == "sh")) {
+            let text = file.contents_utf8().unwrap();
+            assert!(!text.contains("$$"), "{}", file.path().display());
+        }
+    }
+
     // `include_dir` notices a changed file, but cargo does not rebuild for a new one.
     #[test]
     fn nothing_new_was_forgotten() {
