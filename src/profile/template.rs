@@ -28,6 +28,7 @@ mod tests {
             from_text(name, &template(name, "").unwrap()).unwrap();
         }
         assert_has!(&text, "`rockenv profile check profiles/mine.toml`");
+        assert_has!(&text, "export CCACHE_EXTRAFILES=");
         assert_eq!(text.lines().find(|line| line.chars().count() > 120), None);
         let error = template("../x", "").unwrap_err();
         assert_eq!(error.kind(), crate::sys::error::Kind::Usage);
