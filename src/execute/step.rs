@@ -22,6 +22,10 @@ pub(super) const PATH: &str =
 /// them, because the next step refreshes them anyway. A list that cannot be fetched is an error: without it, older
 /// packages would be installed.
 const INSTALL: &str = r#"set -eu
+# A volume keeps its files.
+is_volume() {
+    [ "$(findmnt -no TARGET -T "$1" 2>/dev/null || echo /)" != / ]
+}
 ca=/run/rockenv/ca-certificates.crt
 [ -e $ca ] || ca=
 if command -v apt-get >/dev/null; then
@@ -29,7 +33,7 @@ if command -v apt-get >/dev/null; then
     set -- ${ca:+-o Acquire::https::CAInfo=$ca} -- "$@"
     apt-get -q ${ca:+-o Acquire::https::CAInfo=$ca} -o APT::Update::Error-Mode=any update
     apt-get -q -y --no-install-recommends install "$@"
-    apt-get -q clean
+    is_volume /var/cache/apt/archives || apt-get -q clean
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 elif command -v pacman >/dev/null; then
     # An image has no keyring, because a keyring contains a private key. One that a step made stays in use.
@@ -45,8 +49,8 @@ elif command -v pacman >/dev/null; then
     # With an upgrade, because a new package may need newer libraries than the image has.
     pacman --gpgdir "$keys" -Syu --noconfirm --needed -- "$@"
     [ "$keys" = /etc/pacman.d/gnupg ] || rm -rf "$keys"
-    # `pacman -Scc --noconfirm` removes nothing: its default answer is no. A volume keeps its files.
-    [ "$(findmnt -no TARGET -T /var/cache/pacman/pkg)" != / ] || rm -rf /var/cache/pacman/pkg/*
+    # `pacman -Scc --noconfirm` removes nothing: its default answer is no.
+    is_volume /var/cache/pacman/pkg || rm -rf /var/cache/pacman/pkg/*
 elif command -v dnf >/dev/null; then
     # Without `--`, which dnf5 refuses before 5.4.3. No package's name begins with a dash.
     # As apt-get does, it may replace packages: RHEL 9's images have `curl-minimal`, which conflicts with `curl`.
@@ -244,10 +248,15 @@ mod tests {
 
     /// Runs the script for two packages where only `findmnt` and these programs exist, which print their arguments.
     fn install_with(programs: &str) -> String {
+        install_on("/", programs)
+    }
+
+    /// Does the same where the package manager's cache is on the mount point `target`.
+    fn install_on(target: &str, programs: &str) -> String {
         let bin = tempfile::tempdir().unwrap();
         let script = format!(
             "cd '{}'\nfor name in {programs}; do printf '#!/bin/sh\\necho %s \"$@\"\\n' $name >$name; done\n\
-             printf '#!/bin/sh\\necho /\\n' >findmnt\nchmod 755 *\nPATH=$PWD\n{INSTALL}",
+             printf '#!/bin/sh\\necho {target}\\n' >findmnt\nchmod 755 *\nPATH=$PWD\n{INSTALL}",
             bin.path().display()
         );
         let done = std::process::Command::new("/bin/sh")
@@ -270,6 +279,9 @@ mod tests {
         let zypper = "zypper --non-interactive install --no-recommends cmake git\nzypper --quiet clean --all\n";
         assert_eq!(install_with("zypper"), zypper);
         assert_eq!(install_with("apk"), "apk add --no-cache cmake git\n");
+        // A cache in a volume is shared with other envs.
+        let cleans = |target: &str| install_on(target, "apt-get rm").contains("apt-get -q clean\n");
+        assert!(cleans("/") && !cleans("/var/cache/apt"));
         // On Arch Linux, this machine's keyring passes for the image's.
         if !Path::new("/etc/pacman.d/gnupg/pubring.gpg").exists() {
             let keys = "--gpgdir mktemp -d";
