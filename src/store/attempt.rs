@@ -71,9 +71,9 @@ impl Store {
     }
 
     /// Returns the origins of the sources that an env's build volumes were built from, by volume, if known: those of
-    /// `last`, the spec of the last `up`, if one of its steps has begun on the volumes, or else those of the layer with the same
-    /// content, which a rollback may have restored. A pulled layer does not tell them, but its key tells whether it is
-    /// of a step of `last`.
+    /// `last`, the spec of the last `up`, if one of its steps has begun on the volumes, or else those of the layer with
+    /// the same content, which a rollback may have restored. A pulled layer does not tell them, but its key tells
+    /// whether it is of a step of `last`.
     pub(crate) fn origins_in_volumes(
         &self,
         name: &EnvName,

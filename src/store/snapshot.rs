@@ -178,7 +178,8 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns the origins of the sources that the build volumes were built from, if known: a rollback does not restore the spec.
+    /// Returns the origins of the sources that the build volumes were built from, if known: a rollback does not restore
+    /// the spec.
     fn origins(&self) -> Result<Option<BTreeMap<String, String>>> {
         let (store, name) = (self.store, self.name());
         let last = store.spec(name).ok();

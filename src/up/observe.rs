@@ -359,8 +359,8 @@ impl<'a> VolumeWriters<'a> {
         is_above && is_untouched
     }
 
-    /// Returns whether objects in the volumes may be newer than a layer, or one below it, that they were not built on: a
-    /// `copy` step went back to an earlier file. ninja and make would take these objects for new ones.
+    /// Returns whether objects in the volumes may be newer than a layer, or one below it, that they were not built on:
+    /// a `copy` step went back to an earlier file. ninja and make would take these objects for new ones.
     fn are_newer(&self, store: &Store, layer: &Layer) -> bool {
         let from = self.from.as_deref().unwrap_or_default();
         let is_known = |below: &Layer| {

@@ -8,8 +8,8 @@ use crate::plan::resolve::{self, Spec, VolumeSource};
 use crate::store::{Store, source};
 use crate::sys::error::Result;
 
-/// Returns whether files of changed sources may be older than the objects in an env's build volumes: a source is another
-/// clone or directory, or steps no longer see a hook's changes. `before` is the spec of the last `up`.
+/// Returns whether files of changed sources may be older than the objects in an env's build volumes: a source is
+/// another clone or directory, or steps no longer see a hook's changes. `before` is the spec of the last `up`.
 pub(super) fn has_older_sources(
     store: &Store,
     record: &Record,
@@ -57,8 +57,8 @@ pub(super) fn has_older_sources(
     Ok(false)
 }
 
-/// Returns whether hooks of a source change, and another env made the objects, whose view of the source gave other times
-/// to the files that hooks changed: this env's view has its own times for them, or none.
+/// Returns whether hooks of a source change, and another env made the objects, whose view of the source gave other
+/// times to the files that hooks changed: this env's view has its own times for them, or none.
 fn has_other_views(
     store: &Store,
     record: &Record,
