@@ -5,13 +5,17 @@ mod place;
 pub(crate) mod rights;
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::sys::error::Result;
 use crate::sys::host::system_text;
 use crate::sys::process::PATH;
+use crate::sys::readable::readable;
 use crate::sys::userns;
 use serde::{Deserialize, Serialize};
 
@@ -142,15 +146,45 @@ fn line_of(passwd: &str, field: usize, value: &str) -> Option<String> {
     found.map(str::to_owned)
 }
 
+/// How long a name service may take to answer: it may wait for a server that is gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum length of an answer.
+const LONGEST: usize = 1 << 20;
+
 /// Returns the output of a program that uses NSS.
 pub(super) fn ask_system(program: &str, arguments: &[&str]) -> Option<String> {
-    let mut command = Command::new(program);
-    let said = command
+    answer(program, arguments, PATIENCE)
+}
+
+/// Returns a program's output if it is complete within the limit. Starts no thread: a process with several cannot enter
+/// a user namespace.
+fn answer(program: &str, arguments: &[&str], limit: Duration) -> Option<String> {
+    let deadline = Instant::now() + limit;
+    let mut child = Command::new(program)
         .args(arguments)
         .env_clear()
         .env("PATH", PATH)
-        .output();
-    Some(String::from_utf8_lossy(&said.ok()?.stdout).into_owned())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let mut output = child.stdout.take()?;
+    let (mut said, mut part) = (Vec::new(), [0; 4096]);
+    let is_complete = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if readable([Some(output.as_fd())], Some(left)) != Ok([true]) {
+            break false;
+        }
+        match output.read(&mut part) {
+            Ok(0) => break true,
+            Ok(length) if said.len() + length <= LONGEST => said.extend_from_slice(&part[..length]),
+            _ => break false,
+        }
+    };
+    child.kill().ok();
+    child.wait().ok();
+    is_complete.then(|| String::from_utf8_lossy(&said).into_owned())
 }
 
 /// Returns the name of a user, or the uid if it has none.
@@ -224,6 +258,13 @@ mod tests {
         }
         assert_eq!(line_or_ask("", NAME, "0"), None);
         assert!(once("0", || unreachable!("asked again")).is_some());
+    }
+
+    #[test]
+    fn a_name_service_that_hangs_or_never_ends_has_no_answer() {
+        assert_eq!(answer("sleep", &["60"], Duration::from_millis(20)), None);
+        assert_eq!(answer("yes", &[], PATIENCE), None);
+        assert_eq!(answer("echo", &["a"], PATIENCE).as_deref(), Some("a\n"));
     }
 
     #[test]
