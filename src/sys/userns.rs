@@ -147,10 +147,10 @@ fn obstacle_of(
 /// Returns arguments that map `own` to the namespace's root, and the ranges to the ids after it, in order.
 fn map(own: u32, ranges: &[Range]) -> String {
     let mut words = vec![format!("0 {own} 1")];
-    let mut inside = 1;
+    let mut inside = 1_u32;
     for (start, count) in ranges {
         words.push(format!("{inside} {start} {count}"));
-        inside += count;
+        inside = inside.saturating_add(*count);
     }
     words.join(" ")
 }
@@ -207,9 +207,10 @@ fn lines(text: &str) -> impl Iterator<Item = (&str, Range)> {
 
 /// Turns lines of `getsubids` such as `0: ann 100000 65536` into those of a file.
 fn as_in_file(said: &str) -> String {
-    let lines = said.lines().filter_map(|line| line.split_once(": "));
-    let lines: Vec<String> = lines.map(|(_, range)| range.replace(' ', ":")).collect();
-    lines.join("\n")
+    let lines = said.lines().enumerate();
+    let ranges = lines.filter_map(|(at, line)| line.strip_prefix(&format!("{at}: ")));
+    let ranges: Vec<String> = ranges.map(|range| range.replace(' ', ":")).collect();
+    ranges.join("\n")
 }
 
 /// Returns the ranges of a user.
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(map(1000, &ann), "0 1000 1 1 100000 65536 65537 500000 5");
         assert_eq!(ranges_of(text, "eve", 1001), [(300_000, 10)]);
         assert!(ranges_of(text, "eve", 1002).is_empty());
-        let said = as_in_file("0: ann 2147549184 65536\n1: ann 7 5\nError fetching ranges\n");
+        let said = as_in_file("0: ann 2147549184 65536\n1: ann 7 5\nError: ann 8 5\n");
         let ann = [(2_147_549_184, 65_536), (7, 5)];
         assert_eq!(ranges_of(&said, "ann", 1000), ann);
         assert_eq!(first_free(text), 200_001);
