@@ -90,9 +90,9 @@ pub(crate) fn has_apparmor() -> bool {
         .is_ok_and(|text| text.trim() == "Y")
 }
 
-/// Returns whether a policy of SELinux applies.
+/// Returns whether SELinux enforces its policy. A permissive one refuses nothing.
 pub(crate) fn has_selinux() -> bool {
-    Path::new("/sys/fs/selinux/enforce").exists()
+    fs::read_to_string("/sys/fs/selinux/enforce").is_ok_and(|text| text.trim() == "1")
 }
 
 /// The machine's current memory, in bytes.
