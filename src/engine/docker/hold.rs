@@ -121,8 +121,11 @@ pub(in crate::engine) fn hold(
     let ended = service.state(&place.name)?;
     if !ready {
         let code = ended.map_or(-1, |state| state.exit_code);
-        let (name, what) = (&place.name, "exited before it was ready");
-        return Err(failed(name, what, code, host::has_apparmor()));
+        return Err(unexpected!(
+            "the agent in container `{}` exited before it was ready (exit code {code})",
+            place.name
+        )
+        .help("rockenv doctor"));
     }
     let killed = u64::from(ended.is_some_and(|state| state.oom_killed));
     let since = before.map(|before| host::oom_kills().saturating_sub(before));
@@ -223,16 +226,16 @@ fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<Unix
         let state = service.state(name)?;
         if !state.as_ref().is_some_and(|state| state.running) || Instant::now() > deadline {
             let code = state.map_or(-1, |state| state.exit_code);
-            return Err(failed(name, "does not answer", code, host::has_apparmor()));
+            return Err(no_answer(name, code, host::has_apparmor()));
         }
     }
 }
 
-/// Makes the error for a failed agent, whose own message nothing records. Since Linux 6.17, AppArmor permits no Unix
-/// socket to a profile that names no ABI, as those of older services.
-fn failed(name: &str, what: &str, code: i64, apparmor: bool) -> Error {
-    unexpected!("the agent in container `{name}` {what} (exit code {code})").help(match apparmor {
-        true => "if `sudo journalctl -k -g apparmor` shows that its socket was denied, update Docker or Podman",
+/// Makes the error for an agent that did not connect, whose own message nothing records. Since Linux 6.17, AppArmor
+/// permits no Unix socket to a profile that names no ABI, as those of older services.
+fn no_answer(name: &str, code: i64, apparmor: bool) -> Error {
+    unexpected!("the agent in container `{name}` does not answer (exit code {code})").help(match apparmor {
+        true => "rockenv doctor; if `sudo journalctl -k -g apparmor` shows a denied socket, update Docker or Podman",
         false => "rockenv doctor",
     })
 }
@@ -242,9 +245,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_that_failed_under_apparmor_points_to_the_kernels_log() {
+    fn an_agent_that_does_not_answer_under_apparmor_points_to_the_kernels_log() {
         for (apparmor, command) in [(true, "journalctl -k -g apparmor"), (false, "doctor")] {
-            let error = failed("a", "does not answer", 1, apparmor);
+            let error = no_answer("a", 1, apparmor);
             assert_has!(error.help_text().unwrap(), command);
         }
     }
