@@ -53,8 +53,8 @@ pub(crate) struct Facts {
     pub cgroup: Cgroups,
     /// Memory pressure information (PSI) is available.
     pub pressure: bool,
-    /// The kernel has user namespaces.
-    pub user_namespaces: bool,
+    /// Limit on user namespaces; `None` if the kernel lacks them.
+    pub user_namespaces: Option<u64>,
     /// Why this process cannot work in one, and the command that permits it.
     pub obstacle: Option<(&'static str, String)>,
     pub store: StoreFacts,
@@ -309,18 +309,18 @@ fn store(facts: &Facts) -> Vec<Check> {
         .map(|name| format!(" on {name}"))
         .unwrap_or_default();
     match store.method {
-        Some(Method::Overlay) if facts.no_btrfs => checks.push(note(format!(
-            "{at}{on}: overlay snapshots, without build volumes, which a store on xfs includes"
-        ))),
-        Some(Method::Overlay) => checks.push(
-            note(format!(
+        Some(Method::Overlay) => {
+            let text = format!(
                 "{at}{on}: overlay snapshots, without build volumes: `rollback` and `fork` leave build trees out"
-            ))
-            .try_(facts.sudo(match store.exists {
-                true => "rockenv --home /another/place setup --store-image 300G",
-                false => "rockenv setup --store-image 300G",
-            })),
-        ),
+            );
+            checks.push(match (facts.no_btrfs, store.exists) {
+                // An XFS file system that RHEL 7 made has no reflinks.
+                (true, _) => note(text + "; a store on xfs with reflinks includes them"),
+                (false, true) => note(text)
+                    .try_(facts.sudo("rockenv --home /another/place setup --store-image 300G")),
+                (false, false) => note(text).try_(facts.sudo("rockenv setup --store-image 300G")),
+            });
+        }
         Some(method) => {
             let why = store.not_btrfs.as_ref();
             let why = why.map(|why| format!("; {why}")).unwrap_or_default();
@@ -440,14 +440,14 @@ fn limits(facts: &Facts) -> Vec<Check> {
         .try_(facts.boot_with("psi=1")),
     });
     checks.push(match &facts.obstacle {
-        _ if !facts.user_namespaces => {
+        _ if facts.user_namespaces.is_none() => {
             note("the kernel has no user namespaces; only rootless engines need them")
         }
         Some((reason, command)) => missing(
-            format!("user namespaces: {reason}; only rootless engines need them"),
+            format!("cannot work in a user namespace: {reason}; only rootless engines need to"),
             facts.sudo(command),
         )
-        .essential_if(facts.engine == Engine::Podman && !facts.root),
+        .essential_if(facts.engine != Engine::Nspawn && !facts.root),
         None => ok("user namespaces"),
     });
     checks

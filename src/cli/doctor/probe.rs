@@ -61,7 +61,8 @@ impl Facts {
             },
             // With `psi=0`, older kernels have the file and refuse to read it.
             pressure: read("/proc/pressure/memory").is_some(),
-            user_namespaces: Path::new("/proc/sys/user/max_user_namespaces").exists(),
+            user_namespaces: read("/proc/sys/user/max_user_namespaces")
+                .and_then(|text| text.trim().parse().ok()),
             obstacle: userns::obstacle(),
             store: store(host, &config.home),
             gpu: GpuFacts::probe(gpus),

@@ -20,7 +20,7 @@ pub(super) fn debian() -> Facts {
             v2: Some(["cpu", "memory", "pids"].map(str::to_owned).to_vec()),
         },
         pressure: true,
-        user_namespaces: true,
+        user_namespaces: Some(1000),
         obstacle: None,
         store: StoreFacts {
             path: "/var/lib/rockenv".into(),
@@ -99,11 +99,15 @@ fn who_uses_a_service_needs_neither_root_nor_nspawn() {
     facts.services = vec![ServiceFacts::sample(Engine::Podman)];
     assert!(is_fit(&examine(&facts)));
     assert_eq!(of(&facts, CheckState::Missing), []);
-    facts.obstacle = Some(("no", "sysctl -w a=1".into()));
-    assert!(!is_fit(&examine(&facts)));
-    facts.root = true;
-    assert!(is_fit(&examine(&facts)));
-    (facts.root, facts.obstacle) = (false, None);
+    for engine in Engine::SERVICES {
+        facts.engine = engine;
+        facts.services = vec![ServiceFacts::sample(engine)];
+        facts.obstacle = Some(("no", "sysctl -w a=1".into()));
+        assert!(!is_fit(&examine(&facts)), "{engine}");
+        facts.root = true;
+        assert!(is_fit(&examine(&facts)), "{engine}");
+        (facts.root, facts.obstacle) = (false, None);
+    }
     // The service, however, is required, installed or not.
     facts.services[0].version = None;
     facts.services[0].problem = Some(("it does not answer".into(), "start it".into()));
