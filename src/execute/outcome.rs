@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use nix::sys::signal::Signal;
+
 use super::Ending;
 use super::disk_guard::FullDisk;
 use crate::plan::ids::PathBelow;
@@ -197,9 +199,14 @@ impl event::Cost {
     }
 }
 
-/// Returns whether a compiler or linker reports that memory ran out, or a program that a signal ended another.
-/// Programs such as earlyoom kill processes themselves, so the kernel does not count these.
-pub(super) fn lacked_memory(lines: &[String]) -> bool {
+/// Returns whether a compiler or linker of a failed step reports that memory ran out, or a program that a signal ended
+/// another. Programs such as earlyoom kill processes themselves, so the kernel does not count these.
+pub(super) fn lacked_memory(ending: Ending, lines: &[String]) -> bool {
+    // SIGTERM to the step's own command is not earlyoom's, and `timeout`, which exits with 124, sends it too.
+    let has_failed = matches!(
+        ending,
+        Ending::Exited { code: 1..=123 | 125.., signal } if signal != Some(Signal::SIGTERM as i32)
+    );
     // Messages of gcc, collect2, clang, gcc's two allocators, GNU ld, and LLVM. earlyoom sends SIGTERM first. clang
     // compiles a single file in its own process, whose end only its caller reports: ninja 1.13, make, cargo, or joblib.
     // ninja takes SIGTERM for the user's, who has not interrupted a step that ends by itself.
@@ -217,16 +224,16 @@ pub(super) fn lacked_memory(lines: &[String]) -> bool {
         "FAILED: [code=137] ",
         "FAILED: [code=143] ",
         "ninja: build stopped: interrupted by user",
-        "] Killed",
-        "] Terminated",
         "(signal: 9, SIGKILL",
         "(signal: 15, SIGTERM",
         "exit codes of the workers are {SIGKILL(-9)",
         "exit codes of the workers are {SIGTERM(-15)",
     ];
-    lines
-        .iter()
-        .any(|line| marks.iter().any(|mark| line.contains(mark)))
+    let by_make = |line: &String| {
+        line.contains(": *** [") && (line.ends_with("] Killed") || line.ends_with("] Terminated"))
+    };
+    let told = |line: &String| by_make(line) || marks.iter().any(|mark| line.contains(mark));
+    has_failed && lines.iter().any(told)
 }
 
 /// Returns the warning for a step whose processes waited for memory for `share` percent of the last five minutes.
@@ -323,6 +330,7 @@ mod tests {
             ("/usr/bin/ld: final link failed: memory exhausted", true),
             ("FAILED: [code=1] lib/a.o ", false),
             ("make: *** [Makefile:2: all] Error 1", false),
+            ("[info] Terminated all servers", false),
             ("ninja: build stopped: subcommand failed.", false),
             (
                 "Segmentation fault signal terminated program cc1plus",
@@ -331,7 +339,19 @@ mod tests {
             ("HIP out of memory", false),
             ("test: out of memory allocating a device buffer", false),
         ] {
-            assert_eq!(lacked_memory(&[line.to_owned()]), told, "{line}");
+            let lines = [line.to_owned()];
+            for (code, signal, told) in [
+                (1, None, told),
+                (130, None, told),
+                (134, Some(6), told),
+                // `timeout`, and a signal to the step's own command, which make repeats.
+                (124, None, false),
+                (143, Some(15), false),
+                (0, None, false),
+            ] {
+                let ending = Ending::Exited { code, signal };
+                assert_eq!(lacked_memory(ending, &lines), told, "{line} {code}");
+            }
         }
     }
 

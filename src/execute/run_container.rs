@@ -117,7 +117,7 @@ impl Execution<'_, '_> {
         usage.memory_held = usage.memory_held.max(most_memory);
         let tail = output.tail().why();
         match ending {
-            Ending::Exited { code: 1.., .. } if outcome::lacked_memory(&tail) => {
+            _ if outcome::lacked_memory(ending, &tail) => {
                 usage.oom_kills = usage.oom_kills.max(1);
             }
             // The step survived the loss of a process, so it did not run out of memory.
