@@ -201,7 +201,7 @@ impl event::Cost {
 
 /// Returns whether a compiler or linker of a failed step reports that memory ran out, or a program that a signal ended
 /// another. Programs such as earlyoom kill processes themselves, so the kernel does not count these.
-pub(super) fn lacked_memory(ending: Ending, lines: &[String]) -> bool {
+pub(super) fn lacked_memory<'a>(ending: Ending, mut lines: impl Iterator<Item = &'a str>) -> bool {
     // SIGTERM to the step's own command is not earlyoom's, and `timeout`, which exits with 124, sends it too.
     let has_failed = matches!(
         ending,
@@ -229,11 +229,10 @@ pub(super) fn lacked_memory(ending: Ending, lines: &[String]) -> bool {
         "exit codes of the workers are {SIGKILL(-9)",
         "exit codes of the workers are {SIGTERM(-15)",
     ];
-    let by_make = |line: &String| {
+    let by_make = |line: &str| {
         line.contains(": *** [") && (line.ends_with("] Killed") || line.ends_with("] Terminated"))
     };
-    let told = |line: &String| by_make(line) || marks.iter().any(|mark| line.contains(mark));
-    has_failed && lines.iter().any(told)
+    has_failed && lines.any(|line| by_make(line) || marks.iter().any(|mark| line.contains(mark)))
 }
 
 /// Returns the warning for a step whose processes waited for memory for `share` percent of the last five minutes.
@@ -339,7 +338,6 @@ mod tests {
             ("HIP out of memory", false),
             ("test: out of memory allocating a device buffer", false),
         ] {
-            let lines = [line.to_owned()];
             for (code, signal, told) in [
                 (1, None, told),
                 (130, None, told),
@@ -350,7 +348,11 @@ mod tests {
                 (0, None, false),
             ] {
                 let ending = Ending::Exited { code, signal };
-                assert_eq!(lacked_memory(ending, &lines), told, "{line} {code}");
+                assert_eq!(
+                    lacked_memory(ending, [line].into_iter()),
+                    told,
+                    "{line} {code}"
+                );
             }
         }
     }

@@ -115,9 +115,8 @@ impl Execution<'_, '_> {
         }
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(most_memory);
-        let tail = output.tail().why();
         match ending {
-            _ if outcome::lacked_memory(ending, &tail) => {
+            _ if outcome::lacked_memory(ending, output.tail().all()) => {
                 usage.oom_kills = usage.oom_kills.max(1);
             }
             // The step survived the loss of a process, so it did not run out of memory.
@@ -148,7 +147,7 @@ impl Execution<'_, '_> {
             },
             frozen: u64::try_from(frozen).unwrap_or(0),
             full: guard.filled(output.tail().last()),
-            tail,
+            tail: output.tail().why(),
             log: attempt.log.clone(),
         })
     }

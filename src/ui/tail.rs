@@ -49,6 +49,16 @@ impl Tail {
         self.last.iter().map(String::as_str)
     }
 
+    /// Returns the failed command's lines, even if they do not say why it failed, and all of the last lines.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &str> {
+        let said: &[String] = match &self.failed {
+            Failed::None => &[],
+            Failed::Named(line) => std::slice::from_ref(line),
+            Failed::Saying(said, _) => said,
+        };
+        said.iter().map(String::as_str).chain(self.last())
+    }
+
     /// Returns the lines that show why the step failed: the last lines, or the failed command's lines and a few of the
     /// last ones if those do not include the former.
     pub(crate) fn why(&self) -> Vec<String> {
@@ -182,5 +192,16 @@ cmake --build . -- -Werror=all
     fn a_command_that_does_not_say_why_hides_nothing() {
         let shown = why(lines("FAILED: a.o\nc++ -Werror=all a.cpp").chain(others(30)));
         assert_eq!(shown, others(30).skip(10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_command_that_was_killed_is_known_although_others_went_on() {
+        let mut tail = Tail::default();
+        let killed = "FAILED: [code=137] a.o";
+        for line in lines(killed).chain(others(30)) {
+            tail.push(&line);
+        }
+        assert_eq!(tail.all().next(), Some(killed));
+        assert_eq!(tail.all().count(), 1 + LAST);
     }
 }
