@@ -63,7 +63,8 @@ pub struct Layer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<SnapshotImage>,
     /// The clones in the store and directories of the user that its build volumes were built from, by volume, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Earlier versions recorded clones only.
+    #[serde(default, alias = "clones", skip_serializing_if = "Option::is_none")]
     pub origins: Option<BTreeMap<String, String>>,
     /// Key of the unfinished step that began on its build volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -26,14 +26,15 @@ pub(super) fn has_older_sources(
         new.is_none_or(|new| from(old).is_some_and(|old| from(new) > Some(old)))
     };
     let old = store.origins_in_volumes(&spec.name, record, before)?;
-    let new = source::origins(store, spec);
+    let [last, new] = [before, spec].map(|spec| source::origins(store, spec));
     let directories = source::directories(store, spec);
     for volume in &spec.volumes {
         let name = &volume.name;
         let is_other = match &old {
-            Some(old) => old.get(name) != new.get(name),
+            // Earlier versions recorded clones only.
+            Some(old) => old.get(name).or_else(|| last.get(name)) != new.get(name),
             // The objects may be of any revision.
-            None => new.contains_key(name),
+            None => directories.contains_key(name) || last.get(name) != new.get(name),
         };
         if before.volume(name).is_some() && is_other {
             return Ok(true);
@@ -226,6 +227,25 @@ mod tests {
         ] {
             write("l", Some(key), built);
             assert_eq!(may_be_older(), may_be, "{key} {built:?}");
+        }
+        // Earlier versions recorded clones only.
+        for (built, now, may_be) in [
+            (Some(two), two, false),
+            (Some(two), one, true),
+            (None, path, false),
+            (None, "path = '/b'", true),
+            (None, one, true),
+        ] {
+            write("l", Some(other), built);
+            let file = store.layer_dir(&"l".into()).join("layer.json");
+            let text = fs::read_to_string(&file).unwrap();
+            let text = match built {
+                Some(_) => text.replace("\"origins\"", "\"clones\""),
+                None => text.replacen('{', "{\"clones\": {},", 1),
+            };
+            fs::write(&file, text).unwrap();
+            let found = has_older_sources(&store, &record, Some(&plain), &spec(now, ""));
+            assert_eq!(found.unwrap(), may_be, "{built:?} {now}");
         }
         // A user's snapshot of an older version does not tell either, but has the objects of the step below it.
         write("l", None, None);
