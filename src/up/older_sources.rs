@@ -59,7 +59,8 @@ pub(super) fn has_older_sources(
 }
 
 /// Returns whether hooks of a source change, and another env made the objects, whose view of the source gave other
-/// times to the files that hooks changed: this env's view has its own times for them, or none.
+/// times to the files that hooks changed. This env's view has its own times for them, which may be earlier, or none:
+/// then the files get the present time, except those that no hook changes any more.
 fn has_other_views(
     store: &Store,
     record: &Record,
@@ -70,7 +71,8 @@ fn has_other_views(
         let hooks = of.hooks.iter().filter(|hook| hook.volume == volume);
         hooks.cloned().collect()
     };
-    if hooks(before) == hooks(spec) {
+    let [old, new] = [before, spec].map(hooks);
+    if old == new {
         return Ok(false);
     }
     let last = last_layer(&store.env_dir(&spec.name), volume)?;
@@ -89,7 +91,8 @@ fn has_other_views(
         let mut steps = before.steps.iter().filter(|step| is_made(&step.key));
         steps.any(|step| of.hooks_at(step, volume).next().is_some())
     };
-    Ok(see(before) || last.is_some() && see(spec))
+    let is_gone = old.iter().any(|hook| !new.contains(hook));
+    Ok(is_gone && see(before) || last.is_some() && see(spec))
 }
 
 #[cfg(test)]
@@ -192,6 +195,13 @@ mod tests {
         };
         assert!(of_another_env(&fixed, &plain));
         assert!(!of_another_env(&plain, &fixed) && !of_another_env(&fixed, &fixed));
+        // Without times of its own, the view gives the present one to the files of all hooks.
+        let mut more = fixed.clone();
+        more.hooks.push(resolve::Hook {
+            name: "more".into(),
+            ..fixed.hooks[0].clone()
+        });
+        assert!(!of_another_env(&fixed, &more) && of_another_env(&more, &fixed));
         // The view has times, from before the objects; or those of the layer, as in a fork.
         put("k", own, &"below".into());
         for (last, may_be) in [("k", true), ("l", false)] {
