@@ -267,6 +267,17 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOpti
         }
         volumes = Volumes::Live;
     }
+    if volumes != Volumes::Live
+        && !options.clean
+        && observed.has_volumes
+        && let Some(step) = first_run.filter(|step| step.incremental)
+        && let Some(why) = decision.unfit(base)
+    {
+        notes.push(format!(
+            "step `{}` starts with the build volumes of its parent instead of this env's: {why}",
+            step.name
+        ));
+    }
     let moves = moves
         && (first_run.is_none()
             || observed.is_modified
@@ -403,17 +414,24 @@ impl<'a> Decision<'a> {
         }
     }
 
-    /// Returns whether an incremental step on the layer of the step at `base` can use the live build volumes.
-    fn can_use_volumes(&self, base: Option<usize>) -> bool {
+    /// Returns why an incremental step on the layer of the step at `base` cannot continue with the live build volumes.
+    fn unfit(&self, base: Option<usize>) -> Option<&'static str> {
         let observed = self.observed;
-        // The layer has files that ninja would take for old ones, or work that the live volumes lack.
-        let is_other = |base: usize| {
-            let mut steps = self.wanted[..=base].iter();
-            let is_ahead = steps.any(|step| observed.lacking.contains(step.name.as_str()));
-            self.found(base)
-                .is_some_and(|found| found.has_older_files || found.holds_volumes && is_ahead)
-        };
-        observed.has_volumes && !observed.has_older_sources && !base.is_some_and(is_other)
+        if observed.has_older_sources {
+            return Some("their objects may be newer than the files of another source or hook");
+        }
+        let base = base?;
+        let found = self.found(base)?;
+        let mut steps = self.wanted[..=base].iter();
+        if found.has_older_files {
+            Some("their objects may be newer than the files of an earlier snapshot")
+        } else if found.holds_volumes
+            && steps.any(|step| observed.lacking.contains(step.name.as_str()))
+        {
+            Some("they lack the work of a step whose snapshot is there")
+        } else {
+            None
+        }
     }
 
     /// Returns whether the env moves, and which build volumes it gets, if this step runs first, on the layer of the
@@ -424,7 +442,8 @@ impl<'a> Decision<'a> {
         let start = start.map(|found| &found.layer);
         // A new env, or one whose image changed, has no volumes to continue with.
         let at_start = observed.exists && observed.head.first() == start;
-        let continues = self.is_resumed(step) || step.incremental && self.can_use_volumes(base);
+        let fits = || observed.has_volumes && self.unfit(base).is_none();
+        let continues = self.is_resumed(step) || step.incremental && fits();
         let volumes = if self.afresh {
             Volumes::Fresh
         } else if !self.options.clean && continues

@@ -149,6 +149,10 @@ fn an_incremental_step_continues_only_with_volumes_that_fit_its_sources_and_its_
     observed.layers.get_mut(&key("b")).unwrap().has_older_files = false;
     observed.has_older_sources = true;
     assert_eq!(go(&observed), "hhr Restored l-b moves");
+    let told = plan(&steps, &observed, &StepOptions::default()).notes;
+    let note = "step `c` starts with the build volumes of its parent instead of this env's: \
+                their objects may be newer than the files of another source or hook";
+    assert_eq!(told, [note]);
     observed.freezes_volumes = false;
     observed.layers = layers(&["a"]);
     observed.head = vec![layer("b"), layer("a")];
