@@ -90,6 +90,8 @@ impl SshConnection<'_> {
             .ok_or_else(|| invalid!("ROCKENV_SSH is empty").help("unset ROCKENV_SSH"))?;
         let mut command = Command::new(program);
         command.args(options).args(more);
+        // The user's configuration for logins does not apply to a script. ssh takes the first value of an option.
+        command.args(["-o", "RequestTTY=no", "-o", "RemoteCommand=none"]);
         if let Some(port) = self.machine.port {
             command.arg("-p").arg(port.to_string());
         }

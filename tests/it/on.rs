@@ -85,6 +85,9 @@ impl Other {
                 there.home().display()
             );
             fs::write(place.path().join("config"), config).unwrap();
+            // A client's configuration for logins.
+            let client = "RequestTTY force\nRemoteCommand tmux new-session\n";
+            fs::write(place.path().join("client"), client).unwrap();
             // `-D` keeps sshd in the foreground, so that the test can kill it by its pid.
             let mut command = Command::new(sshd[0]);
             command
@@ -111,12 +114,12 @@ impl Other {
         let mut command = self.here.command(&all);
         // Under sudo, rockenv would use the calling user's ssh keys.
         command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        let at = self.place.path().display();
         command.env(
             "ROCKENV_SSH",
             format!(
-                "ssh -F /dev/null -i '{}' -o IdentitiesOnly=yes -o LogLevel=ERROR -o BatchMode=yes \
+                "ssh -F '{at}/client' -i '{at}/user' -o IdentitiesOnly=yes -o LogLevel=ERROR -o BatchMode=yes \
                  -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
-                self.place.path().join("user").display()
             ),
         );
         command
