@@ -127,7 +127,7 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let path = format!("{PLACE}/bin/{digest}");
     let mut look = ssh.script(
         &[],
-        r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4; touch "$HOME/$1" || :"#,
+        r#"[ "$(uname -sm)" = "Linux x86_64" ] || exit 3; test -x "$HOME/$1" || exit 4; touch "$HOME/$1"; exit 5"#,
         &[&path],
     )?;
     // A login shell may print text of its own.
@@ -140,11 +140,16 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     }
     let status = look.wait()?;
     match status.code() {
-        Some(0) => return Ok(path),
+        // The login shell ran another program instead, such as an SFTP server. That program may wait for input forever.
+        Some(0) => return Err(ssh.no_output()),
         Some(3) => {
-            return Err(unavailable!("{} is not an x86_64 machine", ssh.machine));
+            return Err(unavailable!(
+                "{} is not an x86_64 Linux machine",
+                ssh.machine
+            ));
         }
         Some(4) => {}
+        Some(5) => return Ok(path),
         _ => return ssh.judge("look for rockenv", status).map(|()| path),
     }
     ui.note(&format!("sending rockenv to {}", ssh.machine));
@@ -158,6 +163,8 @@ trap 'rm -f "$new"' EXIT
 cat >"$new"
 [ "$(sha256sum <"$new")" = "$2  -" ]
 chmod 755 "$new"
+[ -x "$new" ] || { echo "$HOME is mounted noexec: no program in it runs" >&2; exit 1; }
+sync "$new"
 mv "$new" "$HOME/$1""#;
     let any_digest = "[0-9a-f]".repeat(digest.len());
     let arguments: [&str; 3] = [&path, &digest, &any_digest];

@@ -73,6 +73,45 @@ fn a_login_shell_may_print_something() {
     help: WORK/ssh-closed ssh://there true
     exit code 4
     ");
+    // Another program in place of the login shell, such as an SFTP server, would wait for input the next time.
+    let calls = store.work().join("calls");
+    let shell = format!("echo >> '{}'; cat; exit 0; exec sh", calls.display());
+    let mut command = store.command(&["on", "ssh://there", "ls"]);
+    command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+    command.env("ROCKENV_SSH", fake_ssh(&store, "sftp", &shell));
+    insta::assert_snapshot!(store.shown(&finish("on".to_owned(), command)), @"
+    error: the login shell on there ends before it runs the command of rockenv
+    help: WORK/ssh-sftp ssh://there true
+    exit code 4
+    ");
+    assert_eq!(fs::read_to_string(calls).unwrap(), "\n");
+}
+
+#[test]
+fn the_program_there_is_on_disk_and_can_run() {
+    let store = TestStore::new();
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let on = |name: &str, shell: &str| {
+        let mut command = store.command(&["on", "ssh://there", "ls"]);
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env("ROCKENV_SSH", fake_ssh(&store, name, shell));
+        command.env("HOME", home.path());
+        finish(name.to_owned(), command)
+    };
+    let mount = "mount -t tmpfs -o noexec none \"$HOME\"; exec sh \"$@\"";
+    on("noexec", &format!("exec unshare -m sh -c '{mount}' sh"))
+        .exits(4)
+        .says(&["is mounted noexec", "cannot store rockenv on there"]);
+    // A `sync` that fails stands for a disk that does.
+    let tools = home.path().join("tools");
+    fs::create_dir(&tools).unwrap();
+    fs::write(tools.join("sync"), "#!/bin/sh\nexit 1\n").unwrap();
+    let executable = std::fs::Permissions::from_mode(0o755);
+    fs::set_permissions(tools.join("sync"), executable).unwrap();
+    let path = format!("PATH='{}':$PATH exec sh", tools.display());
+    on("disk", &path).exits(4);
+    let programs = fs::read_dir(home.path().join(".cache/rockenv/bin"));
+    assert_eq!(programs.unwrap().count(), 0);
 }
 
 #[test]
