@@ -15,6 +15,11 @@ pub(crate) const QUEUED: &str = "these envs are already in the queue, as job ";
 pub(crate) const NO_QUEUE: &str = "squeue failed";
 /// Maximum bytes of env names in a comment after the first name; Slurm accepts 1024 in total.
 const LONGEST_COMMENT: usize = 900;
+/// First lines of each job. A node that lacks the job's directory runs the job in /tmp, where any user of the node may
+/// have put profiles: the job would trust them.
+const BEGIN: &str = r#"#!/bin/sh
+set -eu
+! [ . -ef /tmp ] || [ "${SLURM_SUBMIT_DIR-}" -ef /tmp ] || { echo "$(hostname) has no directory for this job" >&2; exit 1; }"#;
 /// Finds `envs` in the queue. A job's comment names its env, an array's comment the envs of its tasks.
 const FIND: &str = r#"
 BEGIN { count = split(envs, names, " "); for (i = 1; i <= count; i++) ours[names[i]] }
@@ -161,7 +166,7 @@ fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], comment:
 fn submit(name: &str, options: &str, lines: &[String]) -> String {
     let end = block_end(lines);
     format!(
-        "submit {} {options} <<'{end}'\n#!/bin/sh\nset -eu\n{}\n{end}\n",
+        "submit {} {options} <<'{end}'\n{BEGIN}\n{}\n{end}\n",
         quote(name),
         lines.join("\n")
     )
@@ -202,6 +207,16 @@ mod tests {
             "\n1) set -- b ;;\n*) echo \"no env has number $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;\nesac\n"
         );
         assert_has!(text, "sudo -E rockenv -v up \"$@\" --jobs 8\n");
+    }
+
+    #[test]
+    fn a_node_without_the_directory_of_a_job_does_not_run_it() {
+        for (submitted, directory, code) in [("/", "/tmp", 1), ("/tmp", "/tmp", 0), ("/", "/", 0)] {
+            let mut job = std::process::Command::new("sh");
+            job.args(["-c", BEGIN]).current_dir(directory);
+            let ended = job.env("SLURM_SUBMIT_DIR", submitted).output().unwrap();
+            assert_eq!(ended.status.code(), Some(code), "{submitted} {directory}");
+        }
     }
 
     #[test]
