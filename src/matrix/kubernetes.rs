@@ -170,12 +170,12 @@ fn jobset(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> Strin
           activeDeadlineSeconds: {seconds}
           containers:
             - name: rockenv
-{container}{volumes}",
+{container}{placement}",
             name = phase.name,
             pods = phase.envs.len(),
             seconds = seconds(pipeline),
             container = indent(14, &container(pipeline, cluster, phase)),
-            volumes = indent(10, &volumes(cluster)),
+            placement = indent(10, &placement(cluster)),
         )
     });
     format!(
@@ -245,7 +245,7 @@ ttlStrategy:
       failFast: false
       tasks:
 {}{}",
-        volumes(cluster),
+        placement(cluster),
         indent(8, &tasks.collect::<String>()),
         indent(2, &templates.collect::<String>()),
     )
@@ -354,8 +354,8 @@ fn argument(lines: &[String]) -> String {
     block(4, &escaped.collect::<Vec<_>>())
 }
 
-/// Writes a pod's volumes: the store and the registry logins.
-fn volumes(cluster: &Cluster) -> String {
+/// Writes the processor that a pod's node must have, and the pod's volumes: the store and the registry logins.
+fn placement(cluster: &Cluster) -> String {
     let store = match &cluster.claim {
         Some(claim) => format!("persistentVolumeClaim: {{claimName: {}}}", scalar(claim)),
         None => "emptyDir: {}".to_owned(),
@@ -377,7 +377,9 @@ fn volumes(cluster: &Cluster) -> String {
         )
     });
     format!(
-        "{}volumes:
+        "nodeSelector:
+  kubernetes.io/arch: amd64
+{}volumes:
   - name: store
     {store}
 {}",

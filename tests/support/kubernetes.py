@@ -44,5 +44,5 @@ else:
     same(document, Workflow.model_validate(document).model_dump(by_alias=True, exclude_none=True, mode="json"))
     for template in spec["templates"]:
         if "container" in template:
-            pod = {name: spec[name] for name in ("volumes", "imagePullSecrets") if name in spec}
+            pod = {name: spec[name] for name in ("nodeSelector", "volumes", "imagePullSecrets") if name in spec}
             check("v1", "Pod", {"containers": [{"name": "main", **template["container"]}], **pod})

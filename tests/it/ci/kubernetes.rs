@@ -253,6 +253,7 @@ fn where_a_registry_has_what_others_built_no_volume_has_to() {
             assert_eq!(mount["name"], volume["name"]);
             assert_eq!(volume["secret"]["secretName"], "logins");
             assert_eq!(pod["imagePullSecrets"][0]["name"], "logins");
+            assert_eq!(pod["nodeSelector"]["kubernetes.io/arch"], "amd64");
             assert!(pod["volumes"][0]["emptyDir"].is_object(), "{pod:#}");
             let wanted = serde_json::json!({"name": "rockenv", "key": "REGISTRY_TOKEN"});
             assert_eq!(variable("TOKEN")["valueFrom"]["secretKeyRef"], wanted);
