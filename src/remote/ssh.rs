@@ -115,7 +115,7 @@ impl SshConnection<'_> {
 
     /// Starts ssh. It ends when rockenv ends, and so does the command on the other machine.
     pub(crate) fn start(&self, mut command: Command) -> Result<Child> {
-        end_with_parent(&mut command, Signal::SIGTERM, None);
+        end_with_parent(&mut command, Signal::SIGTERM, None, false);
         command.spawn().map_err(|error| {
             let program = command.get_program().to_string_lossy();
             let (message, help) = match &*program {

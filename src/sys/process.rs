@@ -1,5 +1,6 @@
-//! Owns running external programs: found in the system's directories, with a clean environment, in their own process
-//! group so that rockenv handles Ctrl-C, and killed when rockenv ends.
+//! Owns running external programs: found in the system's directories, with a clean environment, in a session of their
+//! own, and killed when rockenv ends. So rockenv handles Ctrl-C, and no program asks at the terminal: in a background
+//! group of the terminal's session, the kernel would stop an ssh that asks about a host's key.
 //!
 //! Calls block the thread. A program dies with the *thread* that started it, which waits here: the kernel's
 //! parent-death signal is per thread.
@@ -70,15 +71,23 @@ pub(crate) struct Program {
     input: Vec<u8>,
 }
 
-/// Makes a command receive `signal` when the thread that starts it ends. The command starts with no signal blocked, and
-/// with the umask `mask` if given.
-pub(crate) fn end_with_parent(command: &mut Command, signal: Signal, mask: Option<Mode>) {
+/// Makes a command receive `signal` when the thread that starts it ends. The command starts with no signal blocked,
+/// with the umask `mask` if given, and in a session of its own if `without_terminal`.
+pub(crate) fn end_with_parent(
+    command: &mut Command,
+    signal: Signal,
+    mask: Option<Mode>,
+    without_terminal: bool,
+) {
     let parent = nix::unistd::getpid();
     let prepare = move || {
         // std lets the child inherit blocked signals.
         SigSet::empty().thread_set_mask()?;
         if let Some(mask) = mask {
             umask(mask);
+        }
+        if without_terminal {
+            nix::unistd::setsid()?;
         }
         nix::sys::prctl::set_pdeathsig(signal)?;
         // The parent may have died before the parent-death signal was set.
@@ -91,7 +100,7 @@ pub(crate) fn end_with_parent(command: &mut Command, signal: Signal, mask: Optio
         unsafe_code,
         reason = "the standard library has no safe way to set a parent-death signal"
     )]
-    // SAFETY: between fork and exec the closure makes four system calls and neither allocates nor locks.
+    // SAFETY: between fork and exec the closure makes five system calls and neither allocates nor locks.
     unsafe {
         command.pre_exec(prepare);
     }
@@ -326,8 +335,7 @@ impl Program {
                 false => Stdio::piped(),
             })
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
+            .stderr(Stdio::piped());
         match &self.user {
             Some(user) => start_as(&mut command, user, &self.directory)?,
             None => {
@@ -339,7 +347,7 @@ impl Program {
             true => caller_umask(),
             false => Some(Mode::from_bits_truncate(0o022)),
         };
-        end_with_parent(&mut command, Signal::SIGKILL, mask);
+        end_with_parent(&mut command, Signal::SIGKILL, mask, true);
         command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 unavailable!("`{}` is not installed", self.name).help("rockenv setup")
@@ -527,6 +535,12 @@ mod tests {
             .collect();
         names.sort_unstable();
         assert_eq!(names, ["EXTRA", "LC_ALL", "PATH", "PWD"]);
+    }
+
+    #[test]
+    fn a_program_has_a_session_of_its_own() {
+        let fields = "read -r pid name state parent group session rest </proc/self/stat";
+        run(&sh(&format!("{fields}; test $pid = $session"))).unwrap();
     }
 
     #[test]
