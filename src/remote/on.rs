@@ -309,7 +309,8 @@ fn pass_on(ui: &Ui, stdout: impl Read) -> io::Result<bool> {
 
 /// Distinguishes a refusal by sudo from a failed command, which has already reported its error.
 fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
-    let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
+    let script = r#"sudo -n "$HOME/$1" --version >/dev/null 2>&1 && exit
+sudo -n true 2>/dev/null && exit 2; exit 1"#;
     let mut command = ssh.script(options, script, &[program])?;
     if options.is_empty() {
         command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -317,6 +318,12 @@ fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Resul
     let status = ssh.start(command)?.wait()?;
     if status.success() || SshConnection::is_failure(status) {
         return Ok(());
+    }
+    if status.code() == Some(2) {
+        let error = unavailable!("root on {} runs no program in the user's home", ssh.machine);
+        return Err(error.help(
+            "a home that root can read, not on NFS with `root_squash`, or ssh://root@HOST without --sudo",
+        ));
     }
     Err(unavailable!(
         "`sudo -n` does not run rockenv on {}",

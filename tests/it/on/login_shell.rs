@@ -91,15 +91,16 @@ fn a_login_shell_may_print_something() {
 fn the_program_there_is_on_disk_and_can_run() {
     let store = TestStore::new();
     let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let on = |name: &str, shell: &str| {
-        let mut command = store.command(&["on", "ssh://there", "ls"]);
+    let on = |name: &str, shell: &str, words: &[&str]| {
+        let mut command = store.command(&[&["on", "ssh://there"], words].concat());
         command.env_remove("SUDO_UID").env_remove("SUDO_GID");
         command.env("ROCKENV_SSH", fake_ssh(&store, name, shell));
         command.env("HOME", home.path());
         finish(name.to_owned(), command)
     };
     let mount = "mount -t tmpfs -o noexec none \"$HOME\"; exec sh \"$@\"";
-    on("noexec", &format!("exec unshare -m sh -c '{mount}' sh"))
+    let shell = format!("exec unshare -m sh -c '{mount}' sh");
+    on("noexec", &shell, &["ls"])
         .exits(4)
         .says(&["is mounted noexec", "cannot store rockenv on there"]);
     // A `sync` that fails stands for a disk that does.
@@ -109,9 +110,16 @@ fn the_program_there_is_on_disk_and_can_run() {
     let executable = std::fs::Permissions::from_mode(0o755);
     fs::set_permissions(tools.join("sync"), executable).unwrap();
     let path = format!("PATH='{}':$PATH exec sh", tools.display());
-    on("disk", &path).exits(4);
+    on("disk", &path, &["ls"]).exits(4);
     let programs = fs::read_dir(home.path().join(".cache/rockenv/bin"));
     assert_eq!(programs.unwrap().count(), 0);
+    // Root may not be able to read a home on NFS.
+    fs::rename(tools.join("sync"), tools.join("sudo")).unwrap();
+    fs::write(tools.join("sudo"), "#!/bin/sh\n[ $2 = true ]\n").unwrap();
+    let squashed = "root on there runs no program in the user's home";
+    on("squashed", &path, &["--sudo", "ls"])
+        .exits(4)
+        .says(&[squashed, "root_squash"]);
 }
 
 #[test]
