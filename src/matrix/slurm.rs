@@ -78,6 +78,9 @@ submit() { # NAME OPTION...: a job that runs what comes in
     name=$1
     shift
     id=$(sbatch --parsable --kill-on-invalid-dep=yes --job-name=\"$name\" \"$@\")
+    # Some sites' `sbatch` welcomes the user first.
+    id=${id##*'
+'}
     # Of a federation the cluster follows.
     id=${id%%;*}
     jobs=\"$jobs $id\"

@@ -491,8 +491,9 @@ fn a_submission_that_is_interrupted_takes_back_what_it_has() {
     let store = TestStore::new();
     project(&store);
     let sleeper = store.sleeper();
-    // `sbatch` accepts the second job only after a very long time.
-    let sbatch = format!("test ! -e ../first || {sleeper}; touch ../first; echo 4711");
+    // `sbatch` prints more than the job's id, and accepts the second job only after a very long time.
+    let sbatch =
+        format!("test ! -e ../first || {sleeper}; touch ../first; echo Welcome; echo 4711");
     let tools = [
         ("sbatch", sbatch.as_str()),
         ("scancel", "echo $* > ../taken-back"),
