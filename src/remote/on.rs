@@ -140,8 +140,6 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     }
     let status = look.wait()?;
     match status.code() {
-        // The login shell ran another program instead, such as an SFTP server. That program may wait for input forever.
-        Some(0) => return Err(ssh.no_output()),
         Some(3) => {
             return Err(unavailable!(
                 "{} is not an x86_64 Linux machine",
@@ -150,7 +148,12 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
         }
         Some(4) => {}
         Some(5) => return Ok(path),
-        _ => return ssh.judge("look for rockenv", status).map(|()| path),
+        // 126, 127: a program is missing, and its shell has named it.
+        Some(126 | 127 | 255) | None => {
+            return ssh.judge("look for rockenv", status).map(|()| path);
+        }
+        // The login shell is another program, such as an SFTP server, which may wait for input forever.
+        Some(_) => return Err(ssh.no_output()),
     }
     ui.note(&format!("sending rockenv to {}", ssh.machine));
     let script = r#"set -e

@@ -73,18 +73,23 @@ fn a_login_shell_may_print_something() {
     help: WORK/ssh-closed ssh://there true
     exit code 4
     ");
-    // Another program in place of the login shell, such as an SFTP server, would wait for input the next time.
+    // An SFTP server in place of the login shell would wait for input the next time. `nologin` says why it fails.
     let calls = store.work().join("calls");
-    let shell = format!("echo >> '{}'; cat; exit 0; exec sh", calls.display());
-    let mut command = store.command(&["on", "ssh://there", "ls"]);
-    command.env_remove("SUDO_UID").env_remove("SUDO_GID");
-    command.env("ROCKENV_SSH", fake_ssh(&store, "sftp", &shell));
-    insta::assert_snapshot!(store.shown(&finish("on".to_owned(), command)), @"
-    error: the login shell on there ends before it runs the command of rockenv
-    help: WORK/ssh-sftp ssh://there true
-    exit code 4
-    ");
-    assert_eq!(fs::read_to_string(calls).unwrap(), "\n");
+    for program in ["cat", "echo 'This account is not available.'; exit 1"] {
+        let shell = format!("echo >> '{}'; {program}; exit 0; exec sh", calls.display());
+        let mut command = store.command(&["on", "ssh://there", "ls"]);
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env("ROCKENV_SSH", fake_ssh(&store, "other", &shell));
+        let ran = finish(program.to_owned(), command);
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(store.shown(&ran), @"
+            error: the login shell on there ends before it runs the command of rockenv
+            help: WORK/ssh-other ssh://there true
+            exit code 4
+            ");
+        }
+    }
+    assert_eq!(fs::read_to_string(calls).unwrap(), "\n\n");
 }
 
 #[test]
