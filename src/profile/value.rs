@@ -359,10 +359,15 @@ pub(crate) fn git_url(text: &str) -> Result<()> {
         let host = host.split('/').next().unwrap_or_default();
         // After the user name, too: ssh would read `git@-oProxyCommand=...` as an option.
         let named = host.rsplit('@').next().unwrap_or_default();
-        return if named.is_empty() || named.starts_with('-') || host.starts_with('-') {
-            Err(bad())
-        } else {
-            Ok(())
+        // ssh before 9.6 expands user and host in the shell commands of `ProxyCommand` and `Match exec`. git decodes
+        // `%60` before. Only `@` and `%` are harmless.
+        let decoded = host.replace("%40", "@").replace("%25", "");
+        let in_shell = |c: char| "%'`\"$\\;&<>|(){}".contains(c);
+        let in_shell = text.starts_with("ssh:") && decoded.contains(in_shell);
+        let is_option = named.starts_with('-') || host.starts_with('-');
+        return match named.is_empty() || is_option || in_shell {
+            true => Err(bad()),
+            false => Ok(()),
         };
     }
     if text
@@ -502,9 +507,10 @@ mod tests {
     #[test]
     fn git_locations() {
         let good = "https://github.com/ROCm/TheRock|ssh://git@example.org:22/x|\
-                    git@github.com:ROCm/TheRock.git|file:///srv/git/x";
+                    ssh://me%40here@example.org/x$y|git@github.com:ROCm/TheRock.git|file:///srv/git/x";
         let bad = "|-x|ext::sh -c id|ext::id|fd::3|ssh://-oProxyCommand=id/x|\
-                   ssh://git@-oProxyCommand=id/x|-a@b:c|a@-b:c|file://x|/srv/x|a@b::c|https:///x";
+                   ssh://git@-oProxyCommand=id/x|ssh://git@`id`/x|ssh://$(id)@a/x|ssh://%60id%60@a/x|\
+                   -a@b:c|a@-b:c|file://x|/srv/x|a@b::c|https:///x";
         check(git_url, good, bad);
         let good = "89553ce3746e|v1.2|main|release/7.1";
         check(git_rev, good, "|-x|a..b|a b|HEAD~1|@{-1}");
