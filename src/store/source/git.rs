@@ -228,7 +228,15 @@ impl<'a> Git<'a> {
     pub(super) fn help(url: &str) -> impl FnOnce(Error) -> Error {
         move |error| match error.kind() {
             Kind::Unavailable | Kind::NotFound => {
-                error.help(format!("git ls-remote {}", quoted(&without_login(url))))
+                let ask = format!("git ls-remote {}", quoted(&without_login(url)));
+                // sudo drops the variable that names the caller's agent.
+                let is_ssh = url.starts_with("ssh:") || !url.contains("://");
+                match account::caller().person() {
+                    Some(_) if is_ssh => error.help(format!(
+                        "{ask}; if that works: sudo --preserve-env=SSH_AUTH_SOCK rockenv ..."
+                    )),
+                    _ => error.help(ask),
+                }
             }
             _ => error,
         }

@@ -293,10 +293,9 @@ fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() 
     }
     let store = TestStore::new();
     let env = store.env();
-    store.profile(
-        "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'http://me:PASSWORD@127.0.0.1:9/x.git'\ntarget = '/v/src'\n\
-         [[step]]\nname = 'read'\ninputs = ['src']\nrun = 'true'\n",
-    );
+    let profile = "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'http://me:PASSWORD@127.0.0.1:9/x.git'\n\
+         target = '/v/src'\n[[step]]\nname = 'read'\ninputs = ['src']\nrun = 'true'\n";
+    store.profile(profile);
     for words in [
         &["up", env][..],
         &["lock", env],
@@ -309,4 +308,8 @@ fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() 
         assert!(!ran.text().contains("PASSWORD"), "{}", ran.text());
         assert!(!ran.err.contains("PASSWORD"), "{}", ran.err);
     }
+    // sudo does not pass on the variable of an ssh agent.
+    store.profile(&profile.replace("http://me:PASSWORD@", "ssh://"));
+    let help = "help: git ls-remote ssh://127.0.0.1:9/x.git; if that works: sudo --preserve-env=SSH_AUTH_SOCK";
+    store.rockenv(&["up", env]).exits(4).says(&[help]);
 }
