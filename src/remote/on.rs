@@ -148,12 +148,8 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
         }
         Some(4) => {}
         Some(5) => return Ok(path),
-        // 126, 127: a program is missing, and its shell has named it.
-        Some(126 | 127 | 255) | None => {
-            return ssh.judge("look for rockenv", status).map(|()| path);
-        }
-        // The login shell is another program, such as an SFTP server, which may wait for input forever.
-        Some(_) => return Err(ssh.no_output()),
+        // An SFTP server ends with 0 without input, and waits forever with that of the next script.
+        _ => return ssh.not_begun("look for rockenv", status),
     }
     ui.note(&format!("sending rockenv to {}", ssh.machine));
     let script = r#"set -e
@@ -267,8 +263,8 @@ fn run(
         None => true,
     };
     let status = child.wait()?;
-    if status.success() && !is_run {
-        return Err(ssh.no_output());
+    if !is_run {
+        return ssh.not_begun("run rockenv", status);
     }
     match status.code() {
         // 1: sudo refuses. 126, 127: the shell cannot run sudo.
@@ -468,10 +464,11 @@ fn fetch(
         ));
     }
     unpacked.context(cannot)?;
-    ssh.judge(&format!("read `{name}`"), status)?;
+    let what = format!("read `{name}`");
     if !is_sent {
-        return Err(ssh.no_output());
+        return ssh.not_begun(&what, status);
     }
+    ssh.judge(&what, status)?;
     place_below(arrival.path(), working).context(cannot)
 }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use nix::sys::signal::Signal;
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::end_with_parent;
 use crate::sys::shell::quoted;
 
@@ -157,13 +157,17 @@ impl SshConnection<'_> {
         format!("{} {} true", words.join(" "), quoted(&url))
     }
 
-    /// Returns the error for a login shell that ended without running the script.
-    pub(crate) fn no_output(&self) -> Error {
-        unavailable!(
+    /// Fails for a script that did not begin: the login shell may be another program, such as an SFTP server.
+    pub(crate) fn not_begun<T>(&self, what: &str, status: ExitStatus) -> Result<T> {
+        // 126, 127: a program is missing, and its shell has named it.
+        if let Some(126 | 127 | SSH_FAILED) | None = status.code() {
+            self.judge(what, status)?;
+        }
+        Err(unavailable!(
             "the login shell on {} ends before it runs the command of rockenv",
             self.machine
         )
-        .help(self.by_hand())
+        .help(self.by_hand()))
     }
 
     /// Runs a script and connects `talk` to its input and output.
@@ -183,10 +187,7 @@ impl SshConnection<'_> {
         let talked = output(stdout).map(|stdout| stdout.map(|stdout| talk(stdin, stdout)));
         let talked = match talked {
             Ok(Some(talked)) => talked,
-            Ok(None) => {
-                self.judge(what, child.wait()?)?;
-                return Err(self.no_output());
-            }
+            Ok(None) => return self.not_begun(what, child.wait()?),
             Err(error) => Err(error),
         };
         let is_theirs = |error: &io::Error| {
@@ -295,7 +296,7 @@ mod tests {
             ssh: &["ssh", "-i", "my key"].map(str::to_owned),
         };
         let help = "ssh -i 'my key' ssh://me@big:2222 true";
-        assert_eq!(connection.no_output().help_text(), Some(help));
+        assert_eq!(connection.by_hand(), help);
         for text in "|ssh://|-oProxyCommand=x|ssh://-x|a b|big:x|ssh://big/store".split('|') {
             assert!(of(text).is_err(), "{text}");
         }
