@@ -11,7 +11,7 @@ use nix::sys::statfs::{
 use crate::engine::BuildUser;
 use crate::image::certificates;
 use crate::sys::account::{self, Person};
-use crate::sys::address::without_login;
+use crate::sys::address::{hide_secrets, without_login};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;
@@ -226,19 +226,22 @@ impl<'a> Git<'a> {
 
     /// Adds help to an error about a server: the command that asks the server of `url` directly.
     pub(super) fn help(url: &str) -> impl FnOnce(Error) -> Error {
-        move |error| match error.kind() {
-            Kind::Unavailable | Kind::NotFound => {
-                let ask = format!("git ls-remote {}", quoted(&without_login(url)));
+        move |error| {
+            let is_ssh = url.starts_with("ssh:") || !url.contains("://");
+            let shown = match is_ssh {
+                // With the user name, which ssh would replace by the caller's.
+                true => hide_secrets(url),
+                false => without_login(url),
+            };
+            let ask = format!("git ls-remote {}", quoted(&shown));
+            match error.kind() {
                 // sudo drops the variable that names the caller's agent.
-                let is_ssh = url.starts_with("ssh:") || !url.contains("://");
-                match account::caller().person() {
-                    Some(_) if is_ssh => error.help(format!(
-                        "{ask}; if that works: sudo --preserve-env=SSH_AUTH_SOCK rockenv ..."
-                    )),
-                    _ => error.help(ask),
-                }
+                Kind::Unavailable if is_ssh && account::caller().person().is_some() => error.help(
+                    format!("{ask}; if that works: sudo --preserve-env=SSH_AUTH_SOCK rockenv ..."),
+                ),
+                Kind::Unavailable | Kind::NotFound => error.help(ask),
+                _ => error,
             }
-            _ => error,
         }
     }
 

@@ -309,7 +309,7 @@ fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() 
         assert!(!ran.err.contains("PASSWORD"), "{}", ran.err);
     }
     // sudo does not pass on the variable of an ssh agent.
-    store.profile(&profile.replace("http://me:PASSWORD@", "ssh://"));
-    let help = "help: git ls-remote ssh://127.0.0.1:9/x.git; if that works: sudo --preserve-env=SSH_AUTH_SOCK";
+    store.profile(&profile.replace("http://me:PASSWORD@", "ssh://me@"));
+    let help = "help: git ls-remote ssh://me@127.0.0.1:9/x.git; if that works: sudo --preserve-env=SSH_AUTH_SOCK";
     store.rockenv(&["up", env]).exits(4).says(&[help]);
 }
