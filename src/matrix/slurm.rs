@@ -19,7 +19,10 @@ const LONGEST_COMMENT: usize = 900;
 /// have put profiles: the job would trust them.
 const BEGIN: &str = r#"#!/bin/sh
 set -eu
-! [ . -ef /tmp ] || [ "${SLURM_SUBMIT_DIR-}" -ef /tmp ] || { echo "$(hostname) has no directory for this job" >&2; exit 1; }"#;
+if [ . -ef /tmp ] && ! [ "${SLURM_SUBMIT_DIR-}" -ef /tmp ]; then
+    echo "$(uname -n) lacks the directory of this job" >&2
+    exit 1
+fi"#;
 /// Finds `envs` in the queue. A job's comment names its env, an array's comment the envs of its tasks.
 const FIND: &str = r#"
 BEGIN { count = split(envs, names, " "); for (i = 1; i <= count; i++) ours[names[i]] }
