@@ -28,10 +28,8 @@ use crate::sys::process::{Program, TEMPORARY};
 use crate::sys::shell::quoted_path;
 use crate::tree;
 
-/// The repository settings that define the meaning of its files and objects, and the format of differences; none of
-/// them names a program.
-const SETTINGS: [&str; 28] = [
-    "core.abbrev",
+/// The repository settings that define the meaning of its files and objects; none of them names a program.
+const SETTINGS: [&str; 15] = [
     "core.attributesfile",
     "core.autocrlf",
     "core.bigfilethreshold",
@@ -42,23 +40,11 @@ const SETTINGS: [&str; 28] = [
     "core.precomposeunicode",
     "core.protecthfs",
     "core.protectntfs",
-    "core.quotepath",
     "core.repositoryformatversion",
     "core.safecrlf",
     "core.sparsecheckout",
     "core.sparsecheckoutcone",
-    "diff.algorithm",
-    "diff.context",
-    "diff.dstprefix",
-    "diff.indentheuristic",
-    "diff.interhunkcontext",
-    "diff.mnemonicprefix",
-    "diff.noprefix",
-    "diff.renamelimit",
-    "diff.renames",
-    "diff.srcprefix",
     "index.sparse",
-    "status.renames",
 ];
 /// Those of them that name a file, which git opens.
 const FILES: [&str; 2] = ["core.attributesfile", "core.excludesfile"];
@@ -185,6 +171,7 @@ impl<'a> Checkout<'a> {
             "status",
             "--porcelain=v2",
             "-z",
+            "--no-renames",
             "--untracked-files=no",
             "--ignore-submodules=all",
         ])

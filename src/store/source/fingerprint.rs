@@ -50,6 +50,8 @@ impl Git<'_> {
             "status",
             "--porcelain=v2",
             "-z",
+            // To recognise a rename, git would read the commit's file, which a partial clone may lack.
+            "--no-renames",
             "--untracked-files=all",
             "--ignore-submodules=dirty",
         ])?;
@@ -62,7 +64,7 @@ impl Git<'_> {
         let mut untracked = modified.values().any(|print| is_untracked(print));
         let mut hash = Sha256::new();
         hash.update(&status);
-        // The status names the differing paths; the digest covers their content.
+        // The status has the differing paths, with the ids of staged content; the digest covers that of the files.
         for change in changes(&status) {
             untracked |= change.untracked;
             let path = directory.join(std::ffi::OsStr::from_bytes(change.path));
@@ -89,14 +91,6 @@ impl Git<'_> {
             hash.update([0]);
             hash.update(print);
         }
-        hash.update(checkout.bytes(&[
-            "diff",
-            "--cached",
-            "--no-ext-diff",
-            "--no-textconv",
-            "--submodule=short",
-            "--binary",
-        ])?);
         let untracked = if untracked { UNTRACKED } else { "" };
         let digest = hex::encode(hash.finalize());
         Ok(format!("git:{head}+{digest}{untracked}"))
@@ -235,23 +229,17 @@ struct Change<'a> {
     untracked: bool,
 }
 
-/// Parses the output of `git status --porcelain=v2 -z`.
+/// Parses the output of `git status --porcelain=v2 --no-renames -z`.
 fn changes(status: &[u8]) -> Vec<Change<'_>> {
     let mut changes = Vec::new();
-    let mut entries = status.split(|byte| *byte == 0);
-    while let Some(entry) = entries.next() {
+    for entry in status.split(|byte| *byte == 0) {
         // Number of words before the path.
         let words = match entry.first() {
             Some(b'?') => 1,
             Some(b'1') => 8,
-            Some(b'2') => 9,
             Some(b'u') => 10,
             _ => continue,
         };
-        if words == 9 {
-            // The path before the rename.
-            entries.next();
-        }
         // The third word describes a submodule. Its last letter is `U` if there are untracked files.
         let submodule = entry.get(5..9).filter(|_| words > 1);
         changes.push(Change {
@@ -408,14 +396,31 @@ mod tests {
         fs::remove_file(path.join("sub dir/new")).unwrap();
         fs::write(path.join("sub dir/a"), "one").unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), clean);
-        // The old name follows a rename, and is not an entry, whatever it looks like.
         git.run(path, &["mv", "a", "b c"]).unwrap();
         assert!(!is_untracked(&git.fingerprint(path).unwrap()));
-        let status = b"2 R. N... 1 1 1 h h R100 b c\0? a\0? d e\0";
+        let status = b"1 A. N... 0 1 1 h h b c\0? d e\0";
         let found = changes(status);
         let found = found.iter().map(|one| (one.path.to_vec(), one.untracked));
         let found: Vec<_> = found.collect();
         assert_eq!(found, [(b"b c".to_vec(), false), (b"d e".to_vec(), true)]);
+    }
+
+    #[test]
+    fn files_of_a_commit_that_a_partial_clone_lacks_are_not_read() {
+        let (directory, git) = (repository(), Git::new(me()));
+        let path = directory.path();
+        let id = git.run(path, &["rev-parse", "HEAD:a"]).unwrap();
+        let (begin, end) = id.trim().split_at(2);
+        fs::remove_file(path.join(".git/objects").join(begin).join(end)).unwrap();
+        git.run(path, &["mv", "a", "b"]).unwrap();
+        let mut seen = BTreeSet::new();
+        for staged in ["one more", "one less"] {
+            fs::write(path.join("b"), staged).unwrap();
+            git.run(path, &["add", "b"]).unwrap();
+            assert!(seen.insert(git.fingerprint(path).unwrap()));
+            fs::write(path.join("b"), "edited").unwrap();
+            assert!(seen.insert(git.fingerprint(path).unwrap()));
+        }
     }
 
     #[test]

@@ -336,10 +336,10 @@ fn replaced_objects_are_not_the_commits() {
 fn values_survive_quoting() {
     let (directory, git) = (repository(), Git::new(me()));
     let value = "a\"b\\c\td\ne # f ; g ";
-    git.run(directory.path(), &["config", "diff.srcPrefix", value])
+    git.run(directory.path(), &["config", "core.excludesFile", value])
         .unwrap();
     let checkout = git.open(directory.path()).unwrap();
-    let read = checkout.text(&["config", "--null", "diff.srcPrefix"]);
+    let read = checkout.text(&["config", "--null", "core.excludesFile"]);
     assert_eq!(read.unwrap(), format!("{value}\0"));
 }
 
