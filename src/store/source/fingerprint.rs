@@ -122,7 +122,8 @@ impl Git<'_> {
         Ok(modified)
     }
 
-    /// Hashes names, kinds, permissions to execute and contents below a directory; ignores times.
+    /// Hashes names, kinds, permissions to execute and contents below a directory; ignores times. A checkout counts
+    /// with its commit instead of its git directory, which differs in each clone and changes when git only reads.
     pub(super) fn content_digest(&self, directory: &Path) -> Result<String> {
         self.content_digest_without(directory, |_| false)
     }
@@ -155,6 +156,12 @@ impl Git<'_> {
                 };
                 hash.update(name.as_os_str().as_bytes());
                 hash.update([0]);
+                if entry.file_name() == ".git"
+                    && let Some(commit) = self.commit_in(&directory.join(&relative))?
+                {
+                    hash.update(commit);
+                    continue;
+                }
                 hash.update(mode_in_git(&found).to_le_bytes());
                 if found.is_dir() {
                     left.push(name);
@@ -164,6 +171,14 @@ impl Git<'_> {
             }
         }
         Ok(format!("content:{}", hex::encode(hash.finalize())))
+    }
+
+    /// Returns the checked-out commit, which is empty before the first one; `None` if git cannot read the checkout.
+    fn commit_in(&self, directory: &Path) -> Result<Option<String>> {
+        match self.open(directory).and_then(|checkout| checkout.commit()) {
+            Ok(commit) => Ok(Some(commit.unwrap_or_default())),
+            Err(_) => self.stop_if_cancelled().map(|()| None),
+        }
     }
 
     fn hash_file(&self, path: &Path, hash: &mut Sha256) -> Result<()> {
@@ -507,6 +522,31 @@ mod tests {
         fs::write(outer.path().join(".git/HEAD"), "ref: refs/heads/x\n").unwrap();
         fs::write(outer.path().join(".git/refs/heads/x"), "damaged\n").unwrap();
         assert!(git.fingerprint(outer.path()).is_err());
+    }
+
+    #[test]
+    fn a_checkout_in_other_content_counts_with_its_commit() {
+        let (outer, inner, git) = (tempfile::tempdir().unwrap(), repository(), Git::new(me()));
+        let url = inner.path().to_str().unwrap();
+        let [one, two] = ["one", "two"].map(|name| outer.path().join(name));
+        for path in [&one, &two] {
+            fs::create_dir(path).unwrap();
+            git.run(path, &["clone", "--quiet", "--", url, "nested"])
+                .unwrap();
+        }
+        let print = |path: &Path| git.content_digest(path).unwrap();
+        assert_eq!(print(&one), print(&two));
+        run(
+            &two.join("nested"),
+            &["commit", "--quiet", "--allow-empty", "-m", "next"],
+        );
+        assert_ne!(print(&one), print(&two));
+        // What git cannot read is content.
+        let before = print(&one);
+        fs::write(one.join(".git"), "").unwrap();
+        let empty = print(&one);
+        fs::write(one.join(".git"), "more").unwrap();
+        assert!(before != empty && empty != print(&one));
     }
 
     #[test]
