@@ -4,8 +4,9 @@
 //! directory with an unchanged change time has the same names: the check queries its files by name, without listing
 //! or sorting.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -22,7 +23,8 @@ use crate::tree::work_queue::Queue;
 /// Changes closer together than this may get the same time, whatever the granularity of the file system's clock.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Entries of git directories that do not affect the checkout, or that change when git only reads.
-const GIT_OWN: [&[u8]; 7] = [
+const GIT_OWN: [&[u8]; 8] = [
+    b"hooks",
     b"objects",
     b"logs",
     b"lfs",
@@ -31,6 +33,9 @@ const GIT_OWN: [&[u8]; 7] = [
     b"ORIG_HEAD",
     b"COMMIT_EDITMSG",
 ];
+/// Beginning of the names of shared parts of an index. The name has the digest of the content, and is in the index.
+/// git sets the file's time whenever it reads it.
+const SHARED_INDEX: &[u8] = b"sharedindex.";
 /// Location of the git directories of submodules.
 const MODULES: &[u8] = b".git/modules/";
 /// Buffer size of one listing call.
@@ -50,8 +55,9 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 /// Header of the file that caches a fingerprint, with the version of the file's format and of fingerprints. Versions up
-/// to 3 covered fewer changes, and version 4 covered all permissions.
-const MAGIC: &[u8] = b"rockenv source 5\n";
+/// to 3 covered fewer changes, version 4 covered all permissions, and version 5 missed changes behind links in git
+/// directories.
+const MAGIC: &[u8] = b"rockenv source 6\n";
 
 /// Recorded state of a source: a sequence of records, one for each directory.
 ///
@@ -269,7 +275,8 @@ impl Seen {
             let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
             let is_directory = kind == FileType::Directory;
             let is_lock = inside_git && !is_directory && plain.ends_with(b".lock");
-            if is_lock || is_git_directory && GIT_OWN.contains(&plain) {
+            let is_own = GIT_OWN.contains(&plain) || plain.starts_with(SHARED_INDEX);
+            if is_lock || is_git_directory && is_own {
                 continue;
             }
             if is_directory {
@@ -283,8 +290,10 @@ impl Seen {
             self.newest = self.newest.max(stat.stx_ctime.tv_sec);
             hash.update(looks(&stat));
             files.extend_from_slice(&name);
-            // A submodule has a `.git` file, and so has a work tree whose repository is elsewhere.
-            if plain == b".git" && !leads_inside(root, path) {
+            // A submodule has a `.git` file, and so has a work tree whose repository is elsewhere. Other programs link
+            // parts of one git directory to another.
+            let leads = plain == b".git" || inside_git && kind == FileType::Symlink;
+            if leads && !leads_inside(root, path, plain) {
                 self.failed = true;
             }
         }
@@ -371,12 +380,15 @@ fn changed(stat: &Statx) -> [u8; 12] {
     bytes
 }
 
-/// Returns whether the `.git` file of a directory points below `root`.
-fn leads_inside(root: &Path, directory: &[u8]) -> bool {
-    use std::os::unix::ffi::OsStrExt as _;
-    let directory = root.join(std::ffi::OsStr::from_bytes(directory));
+/// Returns whether the `.git` file of a directory, or a link in it, points below `root`.
+fn leads_inside(root: &Path, directory: &[u8], name: &[u8]) -> bool {
+    let directory = root.join(OsStr::from_bytes(directory));
+    let path = directory.join(OsStr::from_bytes(name));
     let target = || {
-        let text = small_file(&directory.join(".git")).ok()??;
+        if name != b".git" {
+            return fs::canonicalize(&path).ok();
+        }
+        let text = small_file(&path).ok()??;
         let named = text.strip_prefix("gitdir: ")?.trim_end();
         fs::canonicalize(directory.join(named)).ok()
     };
@@ -502,6 +514,7 @@ mod tests {
     fn a_commit_and_what_is_staged_count_and_reading_does_not() {
         let (source, git) = (repository(), Git::new(me()));
         let path = source.path();
+        git.run(path, &["update-index", "--split-index"]).unwrap();
         let stamp = Stamp::of(path).unwrap();
         git.fingerprint(path).unwrap();
         assert!(stamp.holds(path));
@@ -562,6 +575,17 @@ mod tests {
         let known = elsewhere.path().join("known");
         git.remembered_fingerprint(&tree, &known).unwrap();
         assert!(!known.exists());
+        // Neither is a git directory with links to another one.
+        let linked = elsewhere.path().join("linked");
+        fs::create_dir_all(linked.join(".git/hooks")).unwrap();
+        let link = |to: &str, name: &str| {
+            let to = source.path().join(".git").join(to);
+            std::os::unix::fs::symlink(to, linked.join(".git").join(name)).unwrap();
+        };
+        link("HEAD", "hooks/pre-commit");
+        assert!(Stamp::of(&linked).is_some());
+        link("refs", "refs");
+        assert_eq!(Stamp::of(&linked), None);
         // Nothing waits for a writer to a FIFO in its place.
         let other = elsewhere.path().join("other");
         fs::create_dir(&other).unwrap();
