@@ -224,11 +224,14 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
         return Ok(place);
     }
     let text = small_file(&place)?.unwrap_or_default();
-    match text.strip_prefix("gitdir: ") {
-        Some(named) => Ok(fs::canonicalize(work.join(named.trim_end()))?),
+    let named = text.strip_prefix("gitdir: ").map(str::trim_end);
+    let found = named.map(|named| if_exists(fs::canonicalize(work.join(named))));
+    match found.transpose()?.flatten() {
+        Some(directory) => Ok(directory),
+        // A work tree or its repository was moved, or the file is another program's.
         None => Err(
             invalid!("`{}` does not name a git directory", place.display())
-                .help("clone it again, or remove `.git` to use all of its content"),
+                .help("run `git worktree repair`, clone it again, or remove `.git` to use all of its content"),
         ),
     }
 }

@@ -234,9 +234,13 @@ fn what_no_git_wrote_is_refused_without_waiting() {
     let error = git.open(directory.path()).unwrap_err();
     assert_eq!(error.kind().exit_code(), 3);
     fs::remove_dir_all(&own).unwrap();
-    fs::write(&own, "root:x:0:0").unwrap();
-    let error = git.open(directory.path()).unwrap_err().chain().join(" ");
-    assert!(error.contains("does not name a git directory") && !error.contains("root:x"));
+    for text in ["root:x:0:0", "gitdir: ../moved/.git/worktrees/root:x"] {
+        fs::write(&own, text).unwrap();
+        let error = git.open(directory.path()).unwrap_err();
+        assert_eq!(error.kind().exit_code(), 3);
+        let error = error.chain().join(" ");
+        assert!(error.contains("does not name a git directory") && !error.contains("root:x"));
+    }
 }
 
 #[test]
