@@ -126,7 +126,11 @@ impl<'a> RevisionSource<'a> {
             return Ok(FileInSource::Absent);
         };
         if mode.starts_with("100") {
-            let bytes = checkout.bytes(&["cat-file", "blob", &object])?;
+            let help =
+                "git fetch --refetch --no-filter fetches the files that a partial clone lacks";
+            let bytes = checkout
+                .bytes(&["cat-file", "blob", &object])
+                .map_err(|error| error.help(help))?;
             return Ok(FileInSource::File {
                 bytes,
                 executable: mode == "100755",

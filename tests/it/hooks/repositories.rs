@@ -121,6 +121,18 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
         "{text}"
     );
 
+    // A partial clone lacks files of earlier commits.
+    let blob = git(
+        Path::new(outer),
+        &["rev-parse", &format!("{}:a.txt", commits[1])],
+    );
+    let (begin, end) = blob.split_at(2);
+    let object = Path::new(outer).join(".git/objects").join(begin).join(end);
+    fs::remove_file(object).unwrap();
+    check(&["--hook", "fix", &all])
+        .exits(1)
+        .says(&["git fetch --refetch --no-filter"]);
+
     // This hook declares the revisions that it is for.
     git(Path::new(outer), &["checkout", "-q", "."]);
     let applies = format!("[applies]\nuntil = \"{}\"\n", commits[2]);
