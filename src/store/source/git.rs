@@ -116,8 +116,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Returns whether a commit is in the history of the checkout; `None` if the commit is unknown here, as in a
-    /// shallow clone.
+    /// Returns whether a commit is in the history of the checkout; `None` if that is unknown, as in a shallow clone.
     pub(crate) fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
         if !directory.join(".git").exists() {
             return Ok(None);
@@ -130,7 +129,16 @@ impl<'a> Git<'a> {
             return Ok(None);
         }
         let outside = ["rev-list", "--max-count=1", commit, "--not", "HEAD", "--"];
-        Ok(Some(checkout.text(&outside)?.trim().is_empty()))
+        if checkout.text(&outside)?.trim().is_empty() {
+            return Ok(Some(true));
+        }
+        // The commits between the two may be missing, unless the commit is a later one.
+        let is_shallow = checkout
+            .text(&["rev-parse", "--is-shallow-repository"])?
+            .trim()
+            == "true";
+        let is_later = ["merge-base", "--is-ancestor", "HEAD", commit];
+        Ok((!is_shallow || checkout.text(&is_later).is_ok()).then_some(false))
     }
 
     /// Runs git in a directory where rockenv creates a repository, or outside any repository. Use [`Git::open`] for
@@ -257,8 +265,39 @@ impl<'a> Git<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::me;
+    use super::super::tests::{me, repository, run};
     use super::*;
+
+    #[test]
+    fn a_shallow_clone_does_not_tell_what_came_before() {
+        let (origin, clone, git) = (repository(), tempfile::tempdir().unwrap(), Git::new(me()));
+        let (origin, clone) = (origin.path(), clone.path());
+        let commit = |name: &str| {
+            run(origin, &["commit", "--quiet", "--allow-empty", "-m", name]);
+            run(origin, &["rev-parse", "HEAD"]).trim().to_owned()
+        };
+        let [old, new] = ["old", "new"].map(commit);
+        run(origin, &["config", "uploadpack.allowAnySHA1InWant", "true"]);
+        run(clone, &["init", "--quiet"]);
+        let url = format!("file://{}", origin.display());
+        let fetch = |depth: &str, commit: &str| {
+            run(clone, &["fetch", "--quiet", depth, "--", &url, commit])
+        };
+        fetch("--depth=1", &old);
+        fetch("--depth=1", &new);
+        let has = |commit: &str, directory: &Path| git.contains(directory, commit).unwrap();
+        for (head, in_origin, in_clone) in [
+            (&new, [Some(true), Some(true)], [None, Some(true)]),
+            (&old, [Some(true), Some(false)], [Some(true), None]),
+        ] {
+            for (directory, expected) in [(origin, in_origin), (clone, in_clone)] {
+                run(directory, &["checkout", "--quiet", "--detach", head]);
+                assert_eq!([&old, &new].map(|commit| has(commit, directory)), expected);
+            }
+        }
+        fetch("--depth=2", &new);
+        assert_eq!(has(&new, clone), Some(false));
+    }
 
     #[test]
     fn hooks_run_neither_from_a_directory_nor_from_a_configuration() {
