@@ -6,6 +6,11 @@ set -eu
 sh /opt/rockenv/own.sh /therock/out/rocm /therock/out/torch
 flags=$(sh /opt/rockenv/flags.sh 'python3 build_tools/fetch_sources.py' "$@")
 set -- --depth 1 --jobs 8 $flags
+if [ ! -d .git ]; then
+    echo "error: the git directory of this checkout is elsewhere, as that of a git worktree, and steps do not see it" >&2
+    echo "help: use a clone" >&2
+    exit 1
+fi
 mkdir -p ~/.cache
 ln -sfn /cache/dvc ~/.cache/therock-dvc
 # One fetch at a time: envs share the checkout.
@@ -24,6 +29,20 @@ fetched() {
 if fetched "$@" | cmp -s - .git/rockenv-fetched; then
     echo "all submodules are as they were fetched"
     exit
+fi
+# A fetch checks out the commits that TheRock names. The log of HEAD tells which ones the user made or chose.
+export last="$PWD/.git/rockenv-fetched"
+kept=$(git submodule foreach --quiet --recursive '
+    commit=$(git rev-parse HEAD)
+    own="^$commit (am|cherry-pick|commit|merge|pull|rebase|revert|checkout: .* to [^ ]*[^0-9a-f ][^ ]*$)"
+    if [ "$commit" != "$sha1" ] && ! grep -q -s -x -F -e "$displaypath $commit" "$last" &&
+        [ "$(git log -1 --format=%ce)" != therockbot@amd.com ] && git log -g --format="%H %gs" | grep -q -E "$own"; then
+        echo "$displaypath"
+    fi')
+if [ -n "$kept" ]; then
+    echo "error: a fetch would replace your commits in these submodules:" $kept >&2
+    echo "help: to build them, run in the checkout: git add SUBMODULE; to leave them: git submodule update SUBMODULE" >&2
+    exit 1
 fi
 rm -f .git/rockenv-fetched
 

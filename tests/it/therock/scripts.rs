@@ -140,6 +140,45 @@ if "--help" not in sys.argv:
     assert!(again().contains("nested.git"));
 }
 
+/// `git submodule update` would remove the changes of these commits from the files.
+#[test]
+fn a_fetch_replaces_no_commit_of_the_user() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    let made = r#"
+        git config --global user.name t
+        git config --global user.email t@example.org
+        git config --global protocol.file.allow always
+        mkdir -p cache/git-mirrors
+        git init -q inner
+        git -C inner commit -q --allow-empty -m inner
+        git init -q checkout
+        cd checkout
+        mkdir build_tools
+        echo 'import subprocess, sys
+if "--help" not in sys.argv:
+    subprocess.run(["git", "submodule", "--quiet", "update"], check=True)' >build_tools/fetch_sources.py
+        git submodule --quiet add ../inner sub
+        git add .
+        git commit -q -m checkout
+        git worktree add -q ../tree
+        sh ../opt/sources.sh"#;
+    sh(directory, made);
+    let commit = "git -C sub commit -q --allow-empty -m mine";
+    let refused = format!("cd checkout; {commit}; ! sh ../opt/sources.sh 2>&1");
+    let refused = sh(directory, &refused);
+    assert!(refused.contains("your commits in these submodules: sub\n"));
+    // The checkout names the commit now.
+    let head = "git -C sub rev-parse HEAD";
+    let built = format!("cd checkout; {head}; git add sub; sh ../opt/sources.sh; {head}");
+    let heads = sh(directory, &built);
+    let (mine, after) = heads.split_once('\n').unwrap();
+    assert_eq!(mine, after.trim());
+    let refused = sh(directory, "cd tree; ! sh ../opt/sources.sh 2>&1");
+    assert!(refused.contains("help: use a clone"), "{refused}");
+}
+
 /// Before 7.13, TheRock does not configure without explicit targets.
 #[test]
 fn old_releases_are_configured_for_the_machines_targets() {
