@@ -95,13 +95,8 @@ impl<'a> RevisionSource<'a> {
 
     fn commit(&self, checkout: &Checkout<'_>, revision: &str) -> Result<String> {
         let name = format!("{revision}^{{commit}}");
-        let found = checkout.text(&[
-            "rev-parse",
-            "--quiet",
-            "--verify",
-            "--end-of-options",
-            &name,
-        ]);
+        // git before 2.30 does not end the options of `rev-parse`. None of them is a single revision.
+        let found = checkout.text(&["rev-parse", "--quiet", "--verify", &name]);
         match found {
             Ok(commit) => Ok(commit.trim().to_owned()),
             Err(error) => Err(not_found!(

@@ -22,10 +22,11 @@ const MAX_OUTPUT: u64 = 256 << 20;
 
 /// Variables that point git to a repository other than that in its working directory. git sets them for hooks, and
 /// some users set them to keep files of their home in a repository. With them, a clone would go into the caller's
-/// repository and change its work tree and index.
-const OTHER_REPOSITORY: [&str; 15] = [
+/// repository and change its work tree and index, or have other ids.
+const OTHER_REPOSITORY: [&str; 16] = [
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
+    "GIT_DEFAULT_HASH",
     "GIT_DIR",
     "GIT_GRAFT_FILE",
     "GIT_IMPLICIT_WORK_TREE",

@@ -201,11 +201,7 @@ impl Repository {
             // The fetch reports an error.
             _ => git.newest(&self.url, None).unwrap_or_default(),
         };
-        let format = match id.is_some_and(|id| id.len() == 64) {
-            true => "--object-format=sha256",
-            false => "--object-format=sha1",
-        };
-        git.run(directory, &["init", "--quiet", format])?;
+        git.run(directory, init(id.is_some_and(|id| id.len() == 64)))?;
         git.run(directory, &["remote", "add", "origin", "--", &self.url])?;
         let depth = self.depth.map(|depth| format!("--depth={depth}"));
         let rev = self.rev.as_deref().unwrap_or("HEAD");
@@ -260,6 +256,15 @@ impl Repository {
             .help(format!("git -C {} checkout {rev}", quoted_path(directory))));
         }
         Ok(())
+    }
+}
+
+/// Returns the arguments that create a repository with SHA-1 or SHA-256 ids. Early versions of git, such as 2.25, have
+/// only the former, and no option for them.
+fn init(is_sha256: bool) -> &'static [&'static str] {
+    match is_sha256 {
+        true => &["init", "--quiet", "--object-format=sha256"],
+        false => &["-c", "init.defaultObjectFormat=sha1", "init", "--quiet"],
     }
 }
 
@@ -345,6 +350,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_clone_has_ids_like_those_of_its_origin() {
+        let options = init(false).iter().filter(|word| word.starts_with("--"));
+        assert!(options.eq(&["--quiet"]), "git 2.25 has no other option");
         let (origin, git) = (tempfile::tempdir().unwrap(), Git::new(me()));
         let run = |arguments: &[&str]| run(origin.path(), arguments);
         run(&["init", "--quiet", "--object-format=sha256"]);
