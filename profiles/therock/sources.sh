@@ -30,18 +30,29 @@ if fetched "$@" | cmp -s - .git/rockenv-fetched; then
     echo "all submodules are as they were fetched"
     exit
 fi
-# A fetch checks out the commits that TheRock names. The log of HEAD tells which ones the user made or chose.
-export last="$PWD/.git/rockenv-fetched"
-kept=$(git submodule foreach --quiet --recursive '
-    commit=$(git rev-parse HEAD)
-    own="^$commit (am|cherry-pick|commit|merge|pull|rebase|revert|checkout: .* to [^ ]*[^0-9a-f ][^ ]*$)"
-    if [ "$commit" != "$sha1" ] && ! grep -q -s -x -F -e "$displaypath $commit" "$last" &&
-        [ "$(git log -1 --format=%ce)" != therockbot@amd.com ] && git log -g --format="%H %gs" | grep -q -E "$own"; then
-        echo "$displaypath"
-    fi')
+# A fetch checks out the commits that TheRock names. Prints the submodules below $1 that are at others, which the user made or chose:
+# the log of HEAD says so. Those that an earlier commit of the superproject named count only if the user made them.
+made='^(am:|cherry-pick|commit|revert|rebase.* \((pick|continue|squash|fixup|reword|edit)|(merge|pull).*: Merge made)'
+kept() {
+    git -C "./$1" ls-files --stage | sed -n 's/^160000 \([0-9a-f]*\) 0\t/\1 /p' | while read -r named path; do
+        path=$1$path
+        [ -e "$path/.git" ] || continue
+        # On top of it are the patches of a fetch.
+        commit=$(git -C "$path" log --format='%H %ce' | sed -n '/ therockbot@amd[.]com$/!{s/ .*//p;q}')
+        log=$(git -C "$path" log -g --format='%H %gs' | sed -n "s/^$commit //p" |
+            grep -v -x -e 'clone: .*' -e 'reset: moving to HEAD') || :
+        if [ "$commit" != "$named" ] && [ -n "$log" ] && { printf '%s\n' "$log" | grep -q -E "$made" ||
+            [ -z "$(git -C "./$1" log --all --reflog -1 --format=%h --no-renames --find-object="$commit")" ]; }; then
+            printf ' %s' "$path"
+        fi
+        kept "$path/"
+    done
+}
+kept=$(GIT_DIR=.git; export GIT_DIR; kept '')
 if [ -n "$kept" ]; then
-    echo "error: a fetch would replace your commits in these submodules:" $kept >&2
-    echo "help: to build them, run in the checkout: git add SUBMODULE; to leave them: git submodule update SUBMODULE" >&2
+    echo "error: a fetch would replace your commits in these submodules:$kept" >&2
+    echo "help: to build them, run in the checkout: git add SUBMODULE (if TheRock patches it: git format-patch, to patches/);" \
+        "to leave them: git submodule update SUBMODULE" >&2
     exit 1
 fi
 rm -f .git/rockenv-fetched

@@ -152,6 +152,7 @@ fn a_fetch_replaces_no_commit_of_the_user() {
         git config --global protocol.file.allow always
         mkdir -p cache/git-mirrors
         git init -q inner
+        git -C inner commit -q --allow-empty -m older
         git -C inner commit -q --allow-empty -m inner
         git init -q checkout
         cd checkout
@@ -163,18 +164,33 @@ if "--help" not in sys.argv:
         git add .
         git commit -q -m checkout
         git worktree add -q ../tree
-        sh ../opt/sources.sh"#;
+        # The commit of another superproject is on a branch.
+        git -C sub checkout -q -b branch HEAD~1
+        git add sub
+        git commit -q -m older
+        git reset -q HEAD~1
+        sh ../opt/sources.sh
+        git diff --quiet"#;
     sh(directory, made);
-    let commit = "git -C sub commit -q --allow-empty -m mine";
-    let refused = format!("cd checkout; {commit}; ! sh ../opt/sources.sh 2>&1");
-    let refused = sh(directory, &refused);
-    assert!(refused.contains("your commits in these submodules: sub\n"));
+    let refuses = |change: &str| {
+        let refused = format!("cd checkout; {change}; ! sh ../opt/sources.sh 2>&1");
+        let refused = sh(directory, &refused);
+        let named = "your commits in these submodules: sub\n";
+        assert!(refused.contains(named), "{refused}");
+    };
+    refuses("git -C sub commit -q --allow-empty -m mine");
     // The checkout names the commit now.
     let head = "git -C sub rev-parse HEAD";
     let built = format!("cd checkout; {head}; git add sub; sh ../opt/sources.sh; {head}");
     let heads = sh(directory, &built);
     let (mine, after) = heads.split_once('\n').unwrap();
     assert_eq!(mine, after.trim());
+    // Nothing names it any more, and patches of a fetch may be on top of it.
+    refuses("git reset -q; git commit -q --allow-empty -m next");
+    refuses("git -C sub -c user.email=therockbot@amd.com commit -q --allow-empty -m patch");
+    // A commit from elsewhere.
+    let theirs = "git -C sub commit-tree -m theirs HEAD^{tree}";
+    refuses(&format!("git -C sub checkout -q $({theirs})"));
     let refused = sh(directory, "cd tree; ! sh ../opt/sources.sh 2>&1");
     assert!(refused.contains("help: use a clone"), "{refused}");
 }
