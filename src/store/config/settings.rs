@@ -123,9 +123,12 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns a variable that is set and not empty.
+    /// Returns a variable that is set and not empty. A relative path in `$XDG_*` is invalid by their specification: it
+    /// would make files of the working directory, which may be a stranger's, the user's own configuration.
     pub(super) fn set(&self, name: &str) -> Option<&String> {
-        self.variables.get(name).filter(|value| !value.is_empty())
+        let value = self.variables.get(name)?;
+        let is_valid = value.starts_with('/') || !name.starts_with("XDG_") && !value.is_empty();
+        is_valid.then_some(value)
     }
 
     pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
@@ -152,12 +155,11 @@ impl Settings {
         variable.or_else(|| self.first(pick))
     }
 
-    /// Returns a directory of the invoking user: under sudo, `$XDG_*` are root's.
+    /// Returns a directory of the invoking user. If root acts for another user, `$XDG_*` are root's.
     fn own(&self, name: &str, below: &str) -> PathBuf {
-        match self.path(name) {
-            Some(path) if self.set("SUDO_UID").is_none() => path,
-            _ => self.host_home.join(below),
-        }
+        let is_own = self.invoking_user.uid == nix::unistd::geteuid().as_raw();
+        let named = self.path(name).filter(|_| is_own);
+        named.unwrap_or_else(|| self.host_home.join(below))
     }
 
     /// Returns the store's root.

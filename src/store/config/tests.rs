@@ -11,7 +11,7 @@ fn the_documentation_names_every_variable() {
         .collect();
     let is_name = |text: &&str| {
         let is_word = (text.bytes()).all(|byte| byte.is_ascii_uppercase() || byte == b'_');
-        text.len() > 1 && is_word && *text != "ROCKENV_"
+        text.len() > 1 && is_word && !text.ends_with('_')
     };
     let texts = [
         include_str!("../config.rs"),
@@ -448,6 +448,23 @@ fn all_mistakes_are_named_at_once_and_the_rest_counts() {
     assert_eq!(config.idle, Duration::from_secs(300));
     assert_eq!(config.disk_floor, 2 << 30);
     assert_eq!((config.gc.keep_last, config.jobs), (Some(7), None));
+}
+
+#[test]
+fn directories_in_variables_are_absolute_and_those_of_this_user() {
+    let user_dir = |name: &str, value: &str| {
+        let given = [(name, "1234"), ("XDG_CONFIG_HOME", value)];
+        let given = given.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        of(given.into(), Path::new("/")).unwrap().user_dir
+    };
+    assert_eq!(user_dir("NONE", "/srv/c"), Path::new("/srv/c/rockenv"));
+    assert!(user_dir("NONE", "c").is_absolute());
+    // Without root, this is left from a user who called `sudo -u`, whose own variables sudo has removed.
+    let is_root = nix::unistd::geteuid().is_root();
+    for name in ["SUDO_UID", "PKEXEC_UID"] {
+        let is_own = user_dir(name, "/srv/c") == Path::new("/srv/c/rockenv");
+        assert_eq!(is_own, !is_root, "{name}");
+    }
 }
 
 #[test]
