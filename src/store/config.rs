@@ -65,7 +65,7 @@ pub struct Config {
     pub roots_store: Option<PathBuf>,
     /// The command through sudo, quoted for a shell.
     pub sudo_command: String,
-    /// Root was called through sudo.
+    /// Root was called through sudo, and not from a shell that sudo started.
     pub through_sudo: bool,
     /// Requested engine.
     pub engine: Option<String>,

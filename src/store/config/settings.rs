@@ -27,6 +27,11 @@ const ROOTS_STORE: &str = "/var/lib/rockenv";
 /// The variable that tells ccache about a storage shared by several machines.
 const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
 
+/// Programs that start an interactive shell.
+const SHELLS: [&str; 10] = [
+    "bash", "csh", "dash", "fish", "ksh", "nu", "sh", "su", "tcsh", "zsh",
+];
+
 /// All sources of the configuration.
 pub(super) struct Settings {
     variables: BTreeMap<String, String>,
@@ -181,7 +186,8 @@ impl Settings {
     }
 
     pub(super) fn through_sudo(&self) -> bool {
-        is_root() && self.set("SUDO_COMMAND").is_some()
+        let command = self.set("SUDO_COMMAND");
+        is_root() && command.is_some_and(|command| !is_shell(command))
     }
 
     pub(super) fn jobs(&self) -> Result<Option<u32>> {
@@ -346,6 +352,16 @@ pub(super) fn invoking_user(variables: &BTreeMap<String, String>) -> Result<Buil
     let [uid, gid, pkexec, doas] =
         names.map(|name| variables.get(name).filter(|value| !value.is_empty()));
     account::invoking_user(uid, gid, pkexec, doas)
+}
+
+/// Returns whether sudo started a shell for a person. There, a second sudo would make root the invoking user, and `up`
+/// would build every step again, because the keys have the build user.
+fn is_shell(command: &str) -> bool {
+    let mut words = command.split(' ');
+    let program = words.next().and_then(|path| path.rsplit('/').next());
+    // With `-s`, the shell reads a script from standard input.
+    let is_interactive = words.all(|word| word.starts_with('-') && word != "-s");
+    program.is_some_and(|program| SHELLS.contains(&program)) && is_interactive
 }
 
 fn is_root() -> bool {

@@ -478,6 +478,18 @@ fn sudo_names_the_build_user() {
         (1234, 99, "builder")
     );
     assert!(read(&[("SUDO_UID", "nobody")], "").is_err());
+    for (command, through_sudo) in [
+        ("/usr/bin/rockenv exec e -- bash", true),
+        ("/usr/bin/sh -c rockenv ls", true),
+        ("/bin/bash -s", true),
+        ("/home/ann/build.sh", true),
+        ("/bin/bash", false),
+        ("/usr/bin/su", false),
+        ("/usr/bin/zsh -l", false),
+    ] {
+        let config = read(&[("SUDO_COMMAND", command)], "").unwrap();
+        assert_eq!(config.through_sudo, through_sudo, "{command}");
+    }
     // doas gives a name.
     let nobody = ("DOAS_USER", "nobody");
     assert_eq!(read(&[nobody], "").unwrap().user.uid, 65534);
