@@ -5,6 +5,7 @@
 //! only from the system's directories.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -18,6 +19,7 @@ use crate::image::Logins;
 use crate::sys::account::{self, Person};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
+use crate::sys::userns;
 
 const MAX_FILE: u64 = 1 << 20;
 /// Maximum size of a helper's answer, in bytes.
@@ -170,24 +172,11 @@ impl CredentialHelper<'_> {
             )
             .help("log in again: podman login, docker login"));
         }
-        let need = format!("the password for `{}`", self.server);
         let help = format!(
             "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
             self.server
         );
-        let (uid, gid) = self.owner;
-        let found = match (nix::unistd::geteuid().is_root(), uid) {
-            (true, 0) => Program::find(&name, &need),
-            (root, _) => match which::which_in(&name, Some(&logins.programs), "/") {
-                Ok(path) if root => Ok(Program::at(path).user(Person::of(uid, gid))),
-                Ok(path) => Ok(Program::at(path)),
-                Err(_) => Program::find(&name, &need).map(|program| match root {
-                    true => program.user(Person::of(uid, gid)),
-                    false => program,
-                }),
-            },
-        };
-        let program = match found {
+        let program = match self.program(&name, &logins.programs, userns::is_root()) {
             Ok(program) => program,
             Err(_) if !self.promised => return Ok(None),
             Err(error) => return Err(error.help(help)),
@@ -223,6 +212,24 @@ impl CredentialHelper<'_> {
         Err(match said.contains('{') || said.is_empty() {
             true => error,
             false => error.source(said.to_owned()),
+        })
+    }
+
+    /// Finds the helper in `programs`, the caller's search path, or in the system's directories. Root of a user
+    /// namespace is an ordinary user, who owns the file as uid 0.
+    fn program(&self, name: &str, programs: &OsStr, is_root: bool) -> Result<Program> {
+        let need = format!("the password for `{}`", self.server);
+        let (uid, gid) = self.owner;
+        if is_root && uid == 0 {
+            return Program::find(name, &need);
+        }
+        let program = match which::which_in(name, Some(programs), "/") {
+            Ok(path) => Program::at(path),
+            Err(_) => Program::find(name, &need)?,
+        };
+        Ok(match is_root {
+            true => program.user(Person::of(uid, gid)),
+            false => program,
         })
     }
 }
@@ -397,6 +404,26 @@ mod tests {
         assert!(error.message().contains("cannot be read"));
         let error = user("{\"auths\": \"secret\"").unwrap_err();
         assert!(!error.chain().join(" ").contains("secret"));
+    }
+
+    #[test]
+    fn only_root_of_the_machine_ignores_the_caller_s_path() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("docker-credential-x");
+        fs_err::write(&path, "").unwrap();
+        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let helper = CredentialHelper {
+            name: "x",
+            server: "h.example",
+            promised: true,
+            file: &path,
+            owner: (0, 0),
+        };
+        let programs = directory.path().as_os_str();
+        let find = |is_root| helper.program("docker-credential-x", programs, is_root);
+        assert!(find(true).is_err());
+        assert!(find(false).is_ok());
     }
 
     #[test]
