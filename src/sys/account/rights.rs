@@ -88,6 +88,8 @@ type Answer = i32;
 /// The kernel's id for users and groups that a user namespace has no id for.
 const OVERFLOW: u32 = 65_534;
 
+/// The umask of root.
+const ROOTS_UMASK: Mode = Mode::S_IWGRP.union(Mode::S_IWOTH);
 /// The caller's umask, if root's own has replaced it.
 static UMASK: OnceLock<Mode> = OnceLock::new();
 
@@ -95,7 +97,7 @@ static UMASK: OnceLock<Mode> = OnceLock::new();
 /// be readable by the build user and writable only by their owner, independent of the caller's umask. Files of the
 /// caller still get the caller's umask.
 pub(crate) fn set_umask() {
-    UMASK.get_or_init(|| umask(Mode::S_IWGRP | Mode::S_IWOTH));
+    UMASK.get_or_init(|| umask(ROOTS_UMASK));
 }
 
 /// Returns the caller's umask, if root's own has replaced it.
@@ -110,16 +112,20 @@ pub(super) fn restore_umask() {
     }
 }
 
-/// Returns the mode of a new file of the caller.
-fn masked(mode: Mode) -> u32 {
-    let own = caller_umask().unwrap_or(Mode::empty());
-    mode.difference(own).bits()
-}
-
 impl Rights {
     /// Returns the rights of a user.
     pub(super) fn of(person: Person) -> Self {
         Self::Of(person, Mutex::default())
+    }
+
+    /// Returns the mode for creating a file of the caller, less the caller's umask if the kernel does not clear all of
+    /// it. In a directory with a default access control list, the kernel clears nothing, and the list limits the mode.
+    fn masked(&self, mode: Mode) -> u32 {
+        let own = caller_umask().unwrap_or(Mode::empty());
+        match self {
+            Self::Own if !ROOTS_UMASK.contains(own) => mode.difference(own).bits(),
+            Self::Own | Self::Of(..) => mode.bits(),
+        }
     }
 
     /// Returns the user behind `sudo`, if these are that user's rights.
@@ -147,7 +153,7 @@ impl Rights {
         let call = Call::Open {
             path: bytes(path)?,
             flags: (flags | OFlag::O_CLOEXEC).bits(),
-            mode: masked(mode),
+            mode: self.masked(mode),
             resolve: resolve.bits(),
         };
         let directories: Vec<_> = at.into_iter().collect();
@@ -160,7 +166,7 @@ impl Rights {
         path: &P,
         mode: Mode,
     ) -> nix::Result<()> {
-        let (path, mode) = (bytes(path)?, masked(mode));
+        let (path, mode) = (bytes(path)?, self.masked(mode));
         self.make(&Call::MakeDirectory { path, mode }, &[at])
             .map(drop)
     }
@@ -389,11 +395,13 @@ impl Call {
 /// Starts a process that becomes the user before it does anything else.
 fn start(person: &Person) -> Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
-    let groups: Vec<String> = person.groups.iter().map(u32::to_string).collect();
+    let mask = caller_umask().unwrap_or(Mode::empty()).bits();
+    let numbers = [person.uid, person.gid, mask].into_iter();
+    let numbers = numbers.chain(person.groups.iter().copied());
     // A process group of its own, because a terminal's Ctrl-C is for the command, which may have something to undo.
     Command::new("/proc/self/exe")
-        .args([SUBCOMMAND, &person.uid.to_string(), &person.gid.to_string()])
-        .args(groups)
+        .arg(SUBCOMMAND)
+        .args(numbers.map(|number| number.to_string()))
         .env_clear()
         .process_group(0)
         .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -444,7 +452,7 @@ pub(crate) fn start_as(command: &mut Command, person: &Person, directory: &Path)
 pub(crate) fn serve(arguments: &[String]) -> Result<()> {
     let numbers = arguments.iter().filter_map(|text| text.parse().ok());
     let numbers: Vec<u32> = numbers.collect();
-    let [uid, gid, ref groups @ ..] = numbers[..] else {
+    let [uid, gid, mask, ref groups @ ..] = numbers[..] else {
         return Err(unexpected!("this is started by `rockenv`, not manually"));
     };
     become_person(&Person {
@@ -452,8 +460,7 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
         gid,
         groups: groups.to_vec(),
     })?;
-    // Calls have the caller's umask applied already.
-    umask(Mode::empty());
+    umask(Mode::from_bits_truncate(mask));
     let way = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     while let Some((call, descriptors)) = frames::receive::<Call>(&way)? {
         let directories: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();

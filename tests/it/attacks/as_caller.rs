@@ -263,6 +263,22 @@ fn check_modes(stage: &Stage, page: &str) {
         assert_eq!((found.uid(), found.mode() & 0o777), (MadeUp::UID, mode));
         fs::set_permissions(page, PermissionsExt::from_mode(0o640)).expect("a mode");
     }
+    // A default access control list counts instead of the umask.
+    let team = stage.user.home.join("team");
+    fs::create_dir(&team).expect("a directory");
+    chown(&team, Some(MadeUp::UID), Some(MadeUp::UID)).expect("an owner");
+    output_of(
+        Command::new("setfacl")
+            .args(["-d", "-m", "g:4321:rwX"])
+            .arg(&team),
+    );
+    let page = team.join("page.html");
+    let path = page.to_str().expect("a path");
+    let words = ["-c", script, program, stage.store.env(), path];
+    let written = output(stage.user.sudo("sh", &words));
+    assert!(written.status.success(), "{}", said(&written));
+    let found = fs::metadata(page).expect("a page");
+    assert_eq!(found.mode() & 0o777, 0o664);
 }
 
 /// In a directory with the sticky bit, a user cannot replace another user's file.
