@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
@@ -26,6 +27,15 @@ const LIMITS: [(Resource, u64); 2] = [
     (Resource::RLIMIT_CORE, 0),
     (Resource::RLIMIT_STACK, 8 << 20),
 ];
+
+/// Directories that describe terminals; the last one is in the home.
+const TERMINFO: [&str; 4] = [
+    "/etc/terminfo",
+    "/lib/terminfo",
+    "/usr/share/terminfo",
+    ".terminfo",
+];
+const XTERM: &str = "xterm-256color";
 
 /// Starts a command, or reports the failure as shells do.
 pub(super) fn start(
@@ -80,11 +90,18 @@ fn execute(
         (fds, None)
     };
     let [stdin, stdout, stderr] = stdio;
+    let home = command.env.iter().find(|(name, _)| name == "HOME");
+    let home = Path::new(home.map_or("/", |(_, home)| home.as_str()));
+    let terminfo = TERMINFO.map(|directory| home.join(directory));
+    let variables = command.env.iter().map(|(name, value)| match name.as_str() {
+        "TERM" if command.tty => (name, described(value, &terminfo)),
+        _ => (name, value.as_str()),
+    });
     let mut process = std::process::Command::new(&command.argv[0]);
     process
         .args(&command.argv[1..])
         .env_clear()
-        .envs(command.env.iter().map(|(name, value)| (name, value)))
+        .envs(variables)
         .current_dir(&command.cwd)
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
@@ -93,6 +110,19 @@ fn execute(
     let child = process.spawn()?;
     // `reap` collects commands by pid; the handle would wait a second time.
     Ok((Pid::from_raw(child.id().cast_signed()), terminal))
+}
+
+/// Returns the name of a terminal for programs inside. A terminal such as `xterm-kitty` understands xterm's sequences,
+/// but few images describe it, and curses programs refuse an unknown name.
+fn described<'a>(name: &'a str, directories: &[PathBuf]) -> &'a str {
+    let has = |name: &str| {
+        let mut files = directories.iter().map(|path| path.join("x").join(name));
+        files.any(|file| file.exists())
+    };
+    match name.starts_with("xterm-") && !has(name) && has(XTERM) {
+        true => XTERM,
+        false => name,
+    }
 }
 
 #[expect(
@@ -185,6 +215,25 @@ mod tests {
             groups: None,
             no_new_privs: false,
             tty,
+        }
+    }
+
+    #[test]
+    fn a_terminal_that_the_image_does_not_describe_is_an_xterm() {
+        let directory = tempfile::tempdir().unwrap();
+        fs_err::create_dir(directory.path().join("x")).unwrap();
+        let directories = [directory.path().to_owned()];
+        assert_eq!(described("xterm-kitty", &directories), "xterm-kitty");
+        for name in [XTERM, "xterm-kitty"] {
+            fs_err::write(directory.path().join("x").join(name), "").unwrap();
+        }
+        for (name, shown) in [
+            ("xterm-kitty", "xterm-kitty"),
+            ("xterm-ghostty", XTERM),
+            ("xterm", "xterm"),
+            ("mine", "mine"),
+        ] {
+            assert_eq!(described(name, &directories), shown);
         }
     }
 
