@@ -1,7 +1,7 @@
 //! Owns single files of the calling user that the command line names, read and written with that user's rights.
 
 use std::io::{ErrorKind, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -209,6 +209,8 @@ pub(crate) fn is_missing(path: &Path) -> bool {
     matches!(found, Err(Errno::ENOENT | Errno::ENOTDIR))
 }
 
+/// Makes a directory and missing parents. If root acts for itself, each gets the owner of its parent, like the files
+/// that root then writes there.
 pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let there = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
@@ -224,9 +226,21 @@ pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     let place = FilePlace::new(rights, path)?;
     let mode = Mode::from_bits_truncate(0o777);
     match rights.make_directory(place.parent.as_fd(), &place.name, mode) {
-        Err(Errno::EEXIST) => Err(place.exists(" and is not a directory")),
-        other => other.map_err(|errno| place.refused(errno)),
+        Err(Errno::EEXIST) => return Err(place.exists(" and is not a directory")),
+        other => other.map_err(|errno| place.refused(errno))?,
     }
+    let cannot = || format!("cannot make `{}`", path.display());
+    let owner = rights.owner_for_root_files(place.parent.as_fd());
+    if let Some((uid, gid)) = owner.context(cannot)? {
+        let made = beneath::open_dir(&place.parent, &place.name).context(cannot)?;
+        let found = nix::sys::stat::fstat(&made).context(cannot)?;
+        // By now, another directory may have this name: only an empty one is given away.
+        let inside = fs::read_dir(format!("/proc/self/fd/{}", made.as_raw_fd()))?.next();
+        if inside.is_none() && (found.st_uid, found.st_gid) != (uid, gid) {
+            nix::unistd::fchown(&made, Some(uid.into()), Some(gid.into())).context(cannot)?;
+        }
+    }
+    Ok(())
 }
 
 /// Resolves a path, following links with the user's rights; returns a missing path unchanged.

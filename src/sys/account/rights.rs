@@ -476,10 +476,11 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::sync::atomic::AtomicBool;
 
     use super::*;
+    use crate::sys::account::make_directories;
     use crate::sys::process::{Program, TEMPORARY};
 
     #[test]
@@ -493,6 +494,10 @@ mod tests {
             std::os::unix::fs::chown(directory.path(), Some(4321), Some(gid)).unwrap();
             let owner = Rights::Own.owner_for_root_files(opened.as_fd());
             assert_eq!(owner.unwrap(), wanted);
+            let made = directory.path().join(format!("{gid}/below"));
+            make_directories(&Rights::Own, &made).unwrap();
+            let found = fs_err::metadata(made).unwrap();
+            assert_eq!((found.uid(), found.gid()), wanted.unwrap_or((0, 0)));
         }
     }
 
