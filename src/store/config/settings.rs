@@ -289,15 +289,20 @@ impl Settings {
     pub(super) fn logins(&self) -> Logins {
         let files = match self.set("REGISTRY_AUTH_FILE") {
             Some(path) => vec![self.working.join(path)],
-            None => vec![
-                PathBuf::from(format!(
-                    "/run/user/{}/containers/auth.json",
-                    self.invoking_user.uid
-                )),
-                self.own("XDG_CONFIG_HOME", ".config")
-                    .join("containers/auth.json"),
-                self.own("DOCKER_CONFIG", ".docker").join("config.json"),
-            ],
+            None => {
+                let uid = self.invoking_user.uid;
+                let config = self.own("XDG_CONFIG_HOME", ".config");
+                let mut files = vec![
+                    PathBuf::from(format!("/run/user/{uid}/containers/auth.json")),
+                    config.join("containers/auth.json"),
+                    self.own("DOCKER_CONFIG", ".docker").join("config.json"),
+                ];
+                // Podman keeps the logins of root there without a session. Others may not even search that directory.
+                if uid == 0 {
+                    files.insert(1, "/run/containers/0/auth.json".into());
+                }
+                files
+            }
         };
         Logins {
             files,

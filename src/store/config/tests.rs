@@ -352,6 +352,9 @@ fn logins_are_the_invoking_user_s_or_in_the_file_that_is_named() {
     let config = read(&[("DOCKER_CONFIG", "/srv/docker")], "").unwrap();
     let last = config.logins.files.last().unwrap();
     assert_eq!(last, Path::new("/srv/docker/config.json"));
+    // As root in a container of CI has it.
+    let has_roots = (config.logins.files).contains(&"/run/containers/0/auth.json".into());
+    assert_eq!(has_roots, nix::unistd::geteuid().is_root());
     let config = read(&[("REGISTRY_AUTH_FILE", "/srv/auth.json")], "").unwrap();
     assert_eq!(config.logins.files, [Path::new("/srv/auth.json")]);
 }
