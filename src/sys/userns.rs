@@ -11,6 +11,7 @@ use crate::sys::account;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::host::system_text;
 use crate::sys::process::{PATH, Program};
+use crate::sys::shell::quoted;
 
 /// Whether this process, or its parent, has entered a user namespace.
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -170,16 +171,20 @@ fn ranges(file: &str, options: &[&str], name: &str, uid: u32) -> Result<Vec<Rang
     if found.is_empty() {
         let taken =
             ["/etc/subuid", "/etc/subgid"].map(|file| system_text(file).unwrap_or_default());
-        let first = first_free(&taken.join("\n"));
-        let free = format!("{first}-{}", first.saturating_add(EACH - 1));
         return Err(unavailable!(
             "user `{name}` has no subordinate ids in `{file}`; without them only root can build"
         )
-        .help(format!(
-            "sudo usermod --add-subuids {free} --add-subgids {free} {name}"
-        )));
+        .help(add_range(name, &taken.join("\n"))));
     }
     Ok(found)
+}
+
+/// Returns the command that gives a user a free range. `usermod` refuses a user of a directory server, and missing
+/// files.
+fn add_range(name: &str, taken: &str) -> String {
+    let line = format!("{name}:{}:{EACH}", first_free(taken));
+    let line = quoted(&line);
+    format!("printf '%s\\n' {line} | sudo tee -a /etc/subuid /etc/subgid")
 }
 
 /// Returns the first of as many free ids as a user gets: users who share ids can change each other's files. Podman's
@@ -243,6 +248,11 @@ mod tests {
             165_536
         );
         assert_eq!(first_free("# no\nlow:1:5\n"), 100_000);
+        // The `echo` of some shells would read the backslash as an escape.
+        assert_eq!(
+            add_range(r"HQ\ann", podman),
+            r#"printf '%s\n' "HQ\\ann:231072:65536" | sudo tee -a /etc/subuid /etc/subgid"#
+        );
     }
 
     #[test]
