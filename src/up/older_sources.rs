@@ -30,10 +30,9 @@ pub(super) fn has_older_sources(
     let directories = source::directories(store, spec);
     for volume in &spec.volumes {
         let name = &volume.name;
-        let is_other = match &old {
-            // Earlier versions recorded clones only.
-            Some(old) => old.get(name).or_else(|| last.get(name)) != new.get(name),
-            // The objects may be of any revision.
+        let is_other = match old.as_ref().and_then(|old| old.get(name)) {
+            Some(old) => Some(old) != new.get(name),
+            // Earlier versions recorded clones only, and the objects of a pulled layer may be of any revision.
             None => directories.contains_key(name) || last.get(name) != new.get(name),
         };
         if before.volume(name).is_some() && is_other {
@@ -239,12 +238,13 @@ mod tests {
             assert_eq!(may_be_older(), may_be, "{key} {built:?}");
         }
         // Earlier versions recorded clones only.
-        for (built, now, may_be) in [
-            (Some(two), two, false),
-            (Some(two), one, true),
-            (None, path, false),
-            (None, "path = '/b'", true),
-            (None, one, true),
+        for (built, last, now, may_be) in [
+            (Some(two), path, two, false),
+            (Some(two), path, one, true),
+            (None, path, path, false),
+            (None, path, "path = '/b'", true),
+            (None, path, one, true),
+            (None, one, one, true),
         ] {
             write("l", Some(other), built);
             let file = store.layer_dir(&"l".into()).join("layer.json");
@@ -254,8 +254,9 @@ mod tests {
                 None => text.replacen('{', "{\"clones\": {},", 1),
             };
             fs::write(&file, text).unwrap();
-            let found = has_older_sources(&store, &record, Some(&plain), &spec(now, ""));
-            assert_eq!(found.unwrap(), may_be, "{built:?} {now}");
+            let [old, new] = [last, now].map(|source| spec(source, ""));
+            let found = has_older_sources(&store, &record, Some(&old), &new).unwrap();
+            assert_eq!(found, may_be, "{built:?} {last} {now}");
         }
         // A user's snapshot of an older version does not tell either, but has the objects of the step below it.
         write("l", None, None);
