@@ -212,10 +212,11 @@ fn lines(text: &str) -> impl Iterator<Item = (&str, Range)> {
 
 /// Turns lines of `getsubids` such as `0: ann 100000 65536` into those of a file.
 fn as_in_file(said: &str) -> String {
-    let lines = said.lines().enumerate();
-    let ranges = lines.filter_map(|(at, line)| line.strip_prefix(&format!("{at}: ")));
-    let ranges: Vec<String> = ranges.map(|range| range.replace(' ', ":")).collect();
-    ranges.join("\n")
+    let ranges = said.lines().filter_map(|line| {
+        let behind = line.trim_start_matches(|digit: char| digit.is_ascii_digit());
+        Some(behind.strip_prefix(": ")?.replace(' ', ":"))
+    });
+    ranges.collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the ranges of a user.
@@ -237,9 +238,9 @@ mod tests {
         assert_eq!(map(1000, &ann), "0 1000 1 1 100000 65536 65537 500000 5");
         assert_eq!(ranges_of(text, "eve", 1001), [(300_000, 10)]);
         assert!(ranges_of(text, "eve", 1002).is_empty());
-        let said = as_in_file("0: ann 2147549184 65536\n1: ann 7 5\nError: ann 8 5\n");
+        let said = "note: ann 9 5\n0: ann 2147549184 65536\n1: ann 7 5\nError: ann 8 5\n";
         let ann = [(2_147_549_184, 65_536), (7, 5)];
-        assert_eq!(ranges_of(&said, "ann", 1000), ann);
+        assert_eq!(ranges_of(&as_in_file(said), "ann", 1000), ann);
         assert_eq!(first_free(text), 200_001);
         let podman = "containers:2147483647:2147483648\nann:100000:65536\nbob:165536:65536\n";
         assert_eq!(first_free(podman), 231_072);
