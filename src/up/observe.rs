@@ -362,8 +362,9 @@ impl<'a> VolumeWriters<'a> {
     /// Returns whether objects in the volumes may be newer than a wanted step's layer, `layer` or one below it, that
     /// they were not built on: a `copy` step went back to an earlier file. ninja and make would take them for new ones.
     ///
-    /// An incremental step's layer counts only if the volumes have that step's work under another key. Other layers do
-    /// not count: where TheRock's fingerprints are in keys, the layers below may be of an earlier revision.
+    /// An incremental step's layer counts only if the volumes have that step's work: under another key, or under its
+    /// own and an unfinished step of another build began below. Layers of steps that are not wanted do not count:
+    /// where TheRock's fingerprints are in keys, the layers below may be of an earlier revision.
     fn are_newer(&self, store: &Store, layer: &Layer, wanted: &[StepInput]) -> bool {
         let from = self.from.as_deref().unwrap_or_default();
         let built = from.iter().map(|on| on.created).max();
@@ -372,14 +373,15 @@ impl<'a> VolumeWriters<'a> {
             let Some(step) = wanted.iter().find(is) else {
                 return false;
             };
-            let is_known = from.iter().any(|on| on.key == below.key);
-            let is_older = built > Some(below.created) && !is_known;
-            if step.incremental {
-                return is_older && from.iter().any(|on| *on.title == *step.name);
-            }
             // An unfinished step of another build may have made objects since.
-            let is_begun = self.begun.as_ref().map(|on| on.contains(&below.id));
-            is_older || is_begun == Some(false)
+            let begun = self.begun.as_ref();
+            let is_begun = begun.is_some_and(|on| !on.contains(&below.id));
+            let is_older = built > Some(below.created);
+            match step.incremental {
+                _ if from.iter().any(|on| on.key == below.key) => is_begun,
+                true => is_older && from.iter().any(|on| *on.title == *step.name),
+                false => is_older || is_begun,
+            }
         };
         let chain = store.chain(&layer.id).unwrap_or_default();
         chain.iter().any(is_other)

@@ -31,6 +31,7 @@ fn a_layer_that_comes_back_may_be_older_than_the_objects() {
     let objects = write("build-2", Some("configure-2"), 6);
     write("copy-3", None, 7);
     write("build-3", Some("copy-1"), 8);
+    write("configure-3", Some("copy-2"), 9);
     let record = Record::sample("e", Timestamp::UNIX_EPOCH);
     let mut writers = VolumeWriters {
         record: &record,
@@ -60,6 +61,9 @@ fn a_layer_that_comes_back_may_be_older_than_the_objects() {
         // A step failed on another layer.
         ("copy-2", "copy-2", Some("copy-3"), true),
         ("copy-2", "copy-2", Some("copy-2"), false),
+        // `configure` failed under another key, or is new to the volumes.
+        ("configure-2", "copy-2 configure-2", Some("copy-2"), true),
+        ("configure-3", "copy-2 configure-3", Some("copy-2"), false),
     ] {
         writers.begun = begun.map(|on| vec![on.into()]);
         let wanted: Vec<StepInput> = wanted.split(' ').map(step).collect();
