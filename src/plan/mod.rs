@@ -420,18 +420,14 @@ impl<'a> Decision<'a> {
         if observed.has_older_sources {
             return Some("their objects may be newer than the files of another source or hook");
         }
-        let base = base?;
-        let found = self.found(base)?;
-        let mut steps = self.wanted[..=base].iter();
+        let found = self.found(base?)?;
         if found.has_older_files {
-            Some("their objects may be newer than the files of an earlier snapshot")
-        } else if found.holds_volumes
-            && steps.any(|step| observed.lacking.contains(step.name.as_str()))
-        {
-            Some("they lack the work of a step whose snapshot is there")
-        } else {
-            None
+            return Some("their objects may be newer than the files of an earlier snapshot");
         }
+        let mut steps = self.wanted[..=base?].iter();
+        let is_ahead = steps.any(|step| observed.lacking.contains(step.name.as_str()));
+        (found.holds_volumes && is_ahead)
+            .then_some("they lack the work of a step whose snapshot is there")
     }
 
     /// Returns whether the env moves, and which build volumes it gets, if this step runs first, on the layer of the
