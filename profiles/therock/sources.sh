@@ -51,8 +51,8 @@ kept() {
 kept=$(GIT_DIR=.git; export GIT_DIR; kept '')
 if [ -n "$kept" ]; then
     echo "error: a fetch would replace your commits in these submodules:$kept" >&2
-    echo "help: to build them, run in the checkout: git add SUBMODULE (if TheRock patches it: git format-patch, to patches/);" \
-        "to leave them: git submodule update SUBMODULE" >&2
+    echo "help: run in the directory above each: git add SUBMODULE, to build it (if TheRock patches it: git format-patch, to patches/);" \
+        "or git submodule update SUBMODULE, to leave it" >&2
     exit 1
 fi
 rm -f .git/rockenv-fetched
