@@ -26,7 +26,7 @@ fetched() {
     git ls-files --others -z -- patches | xargs -0 -r sha256sum
     git submodule foreach --quiet --recursive 'echo "$displaypath $(git rev-parse HEAD)"'
 }
-if fetched "$@" | cmp -s - .git/rockenv-fetched; then
+if [ "$(fetched "$@")" = "$(cat .git/rockenv-fetched 2>/dev/null)" ]; then
     echo "all submodules are as they were fetched"
     exit
 fi
