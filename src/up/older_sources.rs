@@ -96,9 +96,11 @@ fn has_other_views(
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
     use std::time::{Duration, SystemTime};
 
     use fs_err as fs;
+    use tempfile::TempDir;
 
     use super::*;
     use crate::plan::ids::{EnvId, StepKey};
@@ -108,88 +110,146 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
+    fn spec(source: &str, hooks: &str) -> Spec {
+        let text = format!(
+            "schema = 1\nimage = 'debian'\nhooks = [{hooks}]\n\
+             [[volume]]\nname = 'src'\nkind = 'source'\ntarget = '/src'\n{source}\n\
+             [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n\
+             [[step]]\nname = 'two'\nrun = 'true'\n"
+        );
+        let profile = profile::from_text("p", &text).unwrap();
+        resolve::resolve(&profile, &resolve::tests_inputs()).unwrap()
+    }
+
+    fn at(directory: &Path) -> String {
+        format!("path = '{}'", directory.display())
+    }
+
+    fn git(rev: &str) -> String {
+        format!("git = 'https://example.org/a'\nrev = '{rev}'")
+    }
+
+    /// An env whose view of a source has a file that a hook changed.
+    struct Scene {
+        store: Store,
+        source: TempDir,
+        record: Record,
+        _scratch: TempDir,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let (scratch, store) = Store::scratch();
+            let scene = Self {
+                store,
+                source: tempfile::tempdir().unwrap(),
+                record: Record::sample("e", jiff::Timestamp::UNIX_EPOCH),
+                _scratch: scratch,
+            };
+            fs::write(scene.file(), "").unwrap();
+            fs::create_dir_all(scene.view()).unwrap();
+            // A hook changed the file long ago, and a step has just seen the change.
+            scene.view_is(r#""times": {"file": {"sha256": "", "seconds": 0, "nanoseconds": 0}}"#);
+            scene
+        }
+
+        /// The env has build volumes with the objects of layer `l`.
+        fn with_objects() -> Self {
+            let mut scene = Self::new();
+            scene.record.head.volumes = [("build".into(), "v".into())].into();
+            scene.record.head.volumes_from = Some(VolumesFrom {
+                layer: Some("l".into()),
+                history: History::Clean,
+            });
+            scene
+        }
+
+        fn file(&self) -> PathBuf {
+            self.source.path().join("file")
+        }
+
+        fn path(&self) -> String {
+            at(self.source.path())
+        }
+
+        fn view(&self) -> PathBuf {
+            let env = self.store.env_dir(&spec(&self.path(), "").name);
+            env.join("views/src")
+        }
+
+        fn view_is(&self, state: &str) {
+            let stack = format!(r#"{{"base": "", "layers": [], {state}}}"#);
+            fs::write(self.view().join("stack.json"), stack).unwrap();
+        }
+
+        fn file_is_of(&self, time: SystemTime) {
+            let file = fs::File::open(self.file()).unwrap();
+            file.set_modified(time).unwrap();
+        }
+
+        fn put(&self, layer: &Layer) {
+            let directory = self.store.layer_dir(&layer.id);
+            fs::create_dir_all(&directory).unwrap();
+            atomic::write_json(&directory.join("layer.json"), layer).unwrap();
+        }
+
+        fn may_be_older(&self, before: &Spec, spec: &Spec) -> bool {
+            has_older_sources(&self.store, &self.record, Some(before), spec).unwrap()
+        }
+    }
+
     #[test]
     fn other_directories_and_sources_without_their_hook_may_have_older_files() {
-        let (_directory, store) = Store::scratch();
-        let spec = |source: &str, hooks: &str| {
-            let text = format!(
-                "schema = 1\nimage = 'debian'\nhooks = [{hooks}]\n\
-                 [[volume]]\nname = 'src'\nkind = 'source'\ntarget = '/src'\n{source}\n\
-                 [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n\
-                 [[step]]\nname = 'two'\nrun = 'true'\n"
-            );
-            let profile = profile::from_text("p", &text).unwrap();
-            resolve::resolve(&profile, &resolve::tests_inputs()).unwrap()
-        };
-        let git = |rev: &str| format!("git = 'https://example.org/a'\nrev = '{rev}'");
-        let (one, two) = (git("1"), git("2"));
-        let (one, two) = (one.as_str(), two.as_str());
-        let source = tempfile::tempdir().unwrap();
-        let file = source.path().join("file");
-        fs::write(&file, "").unwrap();
-        let path = format!("path = '{}'", source.path().display());
-        let path = path.as_str();
+        let scene = Scene::new();
+        let (one, two, path) = (&git("1"), &git("2"), &scene.path());
         let beside = tempfile::tempdir().unwrap();
         let link = beside.path().join("link");
-        fs::os::unix::fs::symlink(source.path(), &link).unwrap();
-        let link = format!("path = '{}'", link.display());
-        let view = store.env_dir(&spec(path, "").name).join("views/src");
-        fs::create_dir_all(&view).unwrap();
-        // A hook changed the file long ago, and a step has just seen the change.
-        let time = r#"{"sha256": "", "seconds": 0, "nanoseconds": 0}"#;
-        let stack = format!(r#"{{"base": "", "layers": [], "times": {{"file": {time}}}}}"#);
-        fs::write(view.join("stack.json"), stack).unwrap();
-        let mut record = Record::sample("e", jiff::Timestamp::UNIX_EPOCH);
+        fs::os::unix::fs::symlink(scene.source.path(), &link).unwrap();
+        let (link, another) = (&at(&link), &at(Path::new("/b")));
         let now = SystemTime::now();
         let [ago, ahead] = [now - HOUR, now + HOUR];
-        let is_as = |time| fs::File::open(&file).unwrap().set_modified(time).unwrap();
         for (time, before, after, may_be) in [
             (ago, (one, ""), (one, ""), false),
             (ago, (one, ""), (two, ""), true),
             (ago, (one, ""), (path, ""), true),
             (ago, (path, ""), (one, ""), true),
-            (ago, (path, ""), ("path = '/b'", ""), true),
-            (ago, (path, ""), (link.as_str(), ""), false),
+            (ago, (path, ""), (another, ""), true),
+            (ago, (path, ""), (link, ""), false),
             (ago, (path, ""), (path, "'fix'"), false),
             (ago, (path, "'fix'"), (path, ""), true),
             (ahead, (path, "'fix'"), (path, ""), false),
         ] {
-            is_as(time);
+            scene.file_is_of(time);
             let [old, new] = [before, after].map(|(source, hooks)| spec(source, hooks));
-            let found = has_older_sources(&store, &record, Some(&old), &new).unwrap();
+            let found = scene.may_be_older(&old, &new);
             assert_eq!(found, may_be, "{time:?} {before:?} {after:?}");
         }
-        is_as(ago);
+        scene.file_is_of(ago);
         let early = spec(path, "'fix'");
         let mut late = early.clone();
         late.hooks[0].from = "two".into();
-        assert!(has_older_sources(&store, &record, Some(&early), &late).unwrap());
-        assert!(!has_older_sources(&store, &record, Some(&late), &early).unwrap());
+        assert!(scene.may_be_older(&early, &late));
+        assert!(!scene.may_be_older(&late, &early));
+    }
 
-        // Another env made the objects from files that its own view gave newer times.
-        is_as(ahead);
-        record.head.volumes = [("build".into(), "v".into())].into();
-        record.head.volumes_from = Some(VolumesFrom {
-            layer: Some("l".into()),
-            history: History::Clean,
-        });
-        let [plain, fixed] = ["", "'fix'"].map(|hooks| spec(path, hooks));
+    #[test]
+    fn another_env_s_view_gave_other_times_to_the_files_of_hooks() {
+        let scene = Scene::with_objects();
+        scene.file_is_of(SystemTime::now() + HOUR);
+        let [plain, fixed] = ["", "'fix'"].map(|hooks| spec(&scene.path(), hooks));
         let put = |id: &str, env: &EnvId, key: &StepKey| {
-            let layer = Layer {
+            scene.put(&Layer {
                 key: Some(key.clone()),
                 env: Some(env.clone()),
                 ..Layer::sample(id.into())
-            };
-            let directory = store.layer_dir(&layer.id);
-            fs::create_dir_all(&directory).unwrap();
-            atomic::write_json(&directory.join("layer.json"), &layer).unwrap();
+            });
         };
-        let (own, other) = (&record.id, &EnvId::from("other"));
+        let (own, other) = (&scene.record.id, &EnvId::from("other"));
         let of_another_env = |old: &Spec, new: &Spec| {
             put("l", other, &old.steps[0].key);
-            let found = has_older_sources(&store, &record, Some(old), new).unwrap();
+            let found = scene.may_be_older(old, new);
             put("l", own, &old.steps[0].key);
-            assert!(!has_older_sources(&store, &record, Some(old), new).unwrap());
+            assert!(!scene.may_be_older(old, new));
             found
         };
         assert!(of_another_env(&fixed, &plain));
@@ -205,28 +265,26 @@ mod tests {
         put("k", own, &"below".into());
         for (last, may_be) in [("k", true), ("l", false)] {
             let written = format!(r#"{{"from": "{last}", "commands": 0}}"#);
-            let stack =
-                format!(r#"{{"base": "", "layers": [], "times": {{}}, "written": {written}}}"#);
-            fs::write(view.join("stack.json"), stack).unwrap();
+            scene.view_is(&format!(r#""times": {{}}, "written": {written}"#));
             assert_eq!(of_another_env(&plain, &fixed), may_be, "{last}");
         }
+    }
 
-        // After a rollback, the objects are of the snapshot's sources, and not of the last `up`'s.
+    #[test]
+    fn after_a_rollback_the_objects_are_of_the_snapshot_s_sources() {
+        let scene = Scene::with_objects();
+        let (one, two, path) = (&git("1"), &git("2"), &scene.path());
         let last = spec(one, "");
-        let write = |id: &str, key: Option<&StepKey>, built: Option<&str>| {
-            let built = Layer {
+        let write = |id: &str, key: Option<&StepKey>, built: Option<&String>| {
+            scene.put(&Layer {
                 key: key.cloned(),
                 parent: (id == "l").then(|| "below".into()),
-                origins: built.map(|built| source::origins(&store, &spec(built, ""))),
+                origins: built.map(|built| source::origins(&scene.store, &spec(built, ""))),
                 ..Layer::sample(id.into())
-            };
-            let layer = store.root().join("layers").join(id);
-            fs::create_dir_all(&layer).unwrap();
-            atomic::write_json(&layer.join("layer.json"), &built).unwrap();
+            });
         };
         write("below", None, Some(two));
         let (key, other) = (&last.steps[0].key, &StepKey::from("other"));
-        let may_be_older = || has_older_sources(&store, &record, Some(&last), &last).unwrap();
         // A pulled snapshot does not tell, and the step below it may be of any revision.
         for (key, built, may_be) in [
             (other, Some(one), false),
@@ -235,34 +293,33 @@ mod tests {
             (other, None, true),
         ] {
             write("l", Some(key), built);
-            assert_eq!(may_be_older(), may_be, "{key} {built:?}");
+            assert_eq!(scene.may_be_older(&last, &last), may_be, "{key} {built:?}");
         }
         // Earlier versions recorded clones only.
         for (built, last, now, may_be) in [
             (Some(two), path, two, false),
             (Some(two), path, one, true),
             (None, path, path, false),
-            (None, path, "path = '/b'", true),
+            (None, path, &at(Path::new("/b")), true),
             (None, path, one, true),
             (None, one, one, true),
         ] {
             write("l", Some(other), built);
-            let file = store.layer_dir(&"l".into()).join("layer.json");
+            let file = scene.store.layer_dir(&"l".into()).join("layer.json");
             let text = fs::read_to_string(&file).unwrap();
             let text = match built {
                 Some(_) => text.replace("\"origins\"", "\"clones\""),
                 None => text.replacen('{', "{\"clones\": {},", 1),
             };
             fs::write(&file, text).unwrap();
-            let [old, new] = [last, now].map(|source| spec(source, ""));
-            let found = has_older_sources(&store, &record, Some(&old), &new).unwrap();
+            let found = scene.may_be_older(&spec(last, ""), &spec(now, ""));
             assert_eq!(found, may_be, "{built:?} {last} {now}");
         }
         // A user's snapshot of an older version does not tell either, but has the objects of the step below it.
         write("l", None, None);
         for (key, may_be) in [(key, false), (other, true)] {
             write("below", Some(key), None);
-            assert_eq!(may_be_older(), may_be, "{key}");
+            assert_eq!(scene.may_be_older(&last, &last), may_be, "{key}");
         }
     }
 }
