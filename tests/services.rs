@@ -400,17 +400,17 @@ fn a_base_image_of_another_store_is_not_this_one_s() {
     let (first, id) = (image_name(&store), store.home().join("id"));
     let again = || {
         store.rockenv(&["rm", "--yes", store.env()]).ok();
-        let images = fs::read_dir(store.home().join("images")).unwrap();
-        for image in images {
-            // Otherwise the store finds the image by the id in this file.
-            drop(fs::remove_file(image.unwrap().path().join("objects.json")));
-        }
         let up = store.up().ok();
         up.err.contains("copying the image")
     };
+    for image in fs::read_dir(store.home().join("images")).unwrap() {
+        // Otherwise the store finds the image by the id in this file.
+        drop(fs::remove_file(image.unwrap().path().join("objects.json")));
+    }
     assert!(!again());
     let own = fs::read_to_string(&id).unwrap();
     fs::write(&id, "0".repeat(own.trim().len())).unwrap();
+    // The file has the first image's id with a name that is not this store's, as version 0.1.0 wrote it.
     assert!(again());
     service().remove_image(&first).unwrap();
     store.rockenv(&["rm", "--yes", store.env()]).ok();

@@ -51,7 +51,7 @@ impl Store {
     ) -> Result<()> {
         let directory = self.image_dir(key);
         let name = self.imported(key)?;
-        if self.has_copy(service, key)? {
+        if self.has_copy(service, key, &name)? {
             return Ok(());
         }
         // If two commands copied at once, the service would keep both copies, one without its name.
@@ -63,7 +63,7 @@ impl Store {
             }
             stop_if_pending()
         })?;
-        if self.has_copy(service, key)? {
+        if self.has_copy(service, key, &name)? {
             return Ok(());
         }
         let mut objects = read_objects(&directory)?;
@@ -89,9 +89,15 @@ impl Store {
         Ok(())
     }
 
-    /// Returns whether an image that was copied to a service is still there.
-    fn has_copy(&self, service: &Service, key: &ImageKey) -> Result<bool> {
-        match self.imported_id(&service.socket, key)? {
+    /// Returns whether the copy of an image by that name is still at a service. Version 0.1.0 recorded images by a name
+    /// that other users know, and took theirs for copies.
+    fn has_copy(&self, service: &Service, key: &ImageKey, name: &str) -> Result<bool> {
+        let objects = read_objects(&self.image_dir(key))?.into_iter();
+        let mut copies = objects.filter(|object| {
+            object.socket == service.socket
+                && matches!(&object.what, ObjectFilter::Image(known) if known == name)
+        });
+        match copies.find_map(|object| object.id) {
             Some(id) => Ok(service.image(&id)?.is_some()),
             None => Ok(false),
         }
