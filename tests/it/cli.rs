@@ -386,6 +386,7 @@ fn doctor_tells_what_to_type() {
         bad.out
     );
     let json = place.run(&["doctor", "--json"]).json();
+    assert_eq!(json["schema"], "rockenv/doctor/2");
     for section in json["sections"].as_array().unwrap() {
         for check in section["checks"].as_array().unwrap() {
             assert!(

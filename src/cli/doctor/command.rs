@@ -18,7 +18,7 @@ pub(crate) fn doctor(cx: &Context) -> Result<u8> {
     let code = code_of(fit, Kind::Unavailable);
     if cx.json {
         cx.ui.json(&object! {
-            schema: "rockenv/doctor/1",
+            schema: "rockenv/doctor/2",
             fit: fit,
             sections: &sections,
             engines: &abilities,
