@@ -223,9 +223,16 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
             .arg(format!("ROCKENV={program}"));
         make
     };
-    run(&mut install(env!("CARGO_BIN_EXE_rockenv")));
     let prefix = root.path().join("opt/rock env");
-    assert!(prefix.join("share/man/man1/rockenv.1").exists());
+    // Debian's /usr/local may belong to the group `staff`.
+    let pages = prefix.join("share/man/man1");
+    fs::create_dir_all(&pages).unwrap();
+    let of_a_group = std::os::unix::fs::PermissionsExt::from_mode(0o2775);
+    fs::set_permissions(&pages, of_a_group).unwrap();
+    run(&mut install(env!("CARGO_BIN_EXE_rockenv")));
+    assert!(pages.join("rockenv.1").exists());
+    let kept = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&pages).unwrap());
+    assert_eq!(kept & 0o7777, 0o2775);
     // A new version that fails does not replace the program.
     let program = prefix.join("bin/rockenv");
     let installed = fs::metadata(&program).unwrap().len();
