@@ -3,6 +3,7 @@
 //! requested by another kind of digest also has a link under that digest.
 
 pub(crate) mod fetch_all;
+mod names;
 
 use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
@@ -218,6 +219,7 @@ fn builder(https_only: bool, local: bool) -> Result<reqwest::ClientBuilder> {
         false => reqwest::Client::builder(),
     };
     Ok(builder
+        .dns_resolver(names::Names)
         .tls_certs_merge(Authorities::of_clients()?)
         // Applies to redirects, too.
         .https_only(https_only)
