@@ -40,7 +40,7 @@ run = '''
 root=/var/tmp/fedora
 mkdir -p $root/var/lib/rockenv/envs/mine
 rpm --root $root --initdb
-rpm --root $root --install /out/*.rpm
+rpm --root $root --install --nosignature /out/*.rpm
 chroot $root /usr/bin/rockenv --version | grep -Fx "rockenv @VERSION@"
 rpm --root $root --verify rockenv
 rpm --root $root --query --licensefiles rockenv | grep -Fx /usr/share/licenses/rockenv/LICENSE-CRATES
