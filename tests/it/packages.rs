@@ -42,6 +42,7 @@ mkdir -p $root/var/lib/rockenv/envs/mine
 rpm --root $root --initdb
 rpm --root $root --install --nosignature /out/*.rpm
 chroot $root /usr/bin/rockenv --version | grep -Fx "rockenv @VERSION@"
+[ "$(rpm --root $root --query --queryformat '%{VERSION}' rockenv)" = "@VERSION@~rc.1" ]
 rpm --root $root --verify rockenv
 rpm --root $root --query --licensefiles rockenv | grep -Fx /usr/share/licenses/rockenv/LICENSE-CRATES
 rpm --root $root --erase rockenv
@@ -60,6 +61,7 @@ pacman="pacman --config /var/tmp/pacman.conf --root $root --noconfirm"
 $pacman -U /out/*.pkg.tar.zst
 chroot $root /usr/bin/rockenv --version | grep -Fx "rockenv @VERSION@"
 $pacman -Qkk rockenv
+[ "$(vercmp "$($pacman -Q rockenv | cut -d' ' -f2)" @VERSION@)" = -1 ]
 [ -e $root/usr/share/licenses/rockenv/LICENSE-CRATES ]
 $pacman -R rockenv
 [ -d $root/var/lib/rockenv/envs/mine ]
@@ -81,6 +83,7 @@ run = '''
 mkdir -p /var/lib/rockenv/envs/mine
 dpkg --install /packages/*.deb
 rockenv --version | grep -Fx "rockenv @VERSION@"
+dpkg --compare-versions "$(dpkg-deb --field /packages/*.deb Version)" lt @VERSION@
 rockenv profile show hip-smoke > /dev/null
 [ -e /usr/share/zsh/vendor-completions/_rockenv ]
 grep -Fqx "==== ring" /usr/share/doc/rockenv/copyright
@@ -94,8 +97,9 @@ dpkg --purge rockenv
 '''
 "#;
 
-/// Copies what the packages are made of. The binary is stripped: it may be too large for a profile to copy otherwise.
-fn checkout(directory: &Path) {
+/// Copies what the packages are made of, with another version. The binary is stripped: it may be too large for a
+/// profile to copy otherwise.
+fn checkout(directory: &Path, version: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut copy = Command::new("cp");
     copy.arg("-r").args(
@@ -110,6 +114,11 @@ fn checkout(directory: &Path) {
         .map(|name| root.join(name)),
     );
     run(copy.arg(directory));
+    let manifest = directory.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).unwrap();
+    let own = format!("version = \"{}\"", env!("CARGO_PKG_VERSION"));
+    let text = text.replacen(&own, &format!("version = \"{version}\""), 1);
+    fs::write(&manifest, text).unwrap();
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(directory.join("packaging/rockenv"));
     run(strip.arg(env!("CARGO_BIN_EXE_rockenv")));
@@ -123,16 +132,17 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
     let store = TestStore::new();
     let directory = store.work().join("checkout");
     fs::create_dir(&directory).unwrap();
-    checkout(&directory);
+    let released = env!("CARGO_PKG_VERSION");
+    let version = &format!("{released}-rc.1");
+    checkout(&directory, version);
     let tools = STEPS.lines().find(|line| line.starts_with("packages"));
     let shipped = fs::read_to_string(directory.join("packaging/rockenv.toml")).unwrap();
     for tool in tools.unwrap().split('"').skip(1).step_by(2) {
         assert!(shipped.contains(&format!("  \"{tool}\",")), "{tool}");
     }
-    let version = env!("CARGO_PKG_VERSION");
     let name = store.env().to_owned();
     let profile = directory.join("packaging").join(format!("{name}.toml"));
-    fs::write(&profile, STEPS.replace("@VERSION@", version)).unwrap();
+    fs::write(&profile, STEPS.replace("@VERSION@", released)).unwrap();
     let up = ["up", profile.to_str().unwrap()];
     store.rockenv(&up).ok();
 
@@ -148,9 +158,9 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
     found.sort();
     let expected = [
         "SHA256SUMS".to_owned(),
-        format!("rockenv-{version}-1-x86_64.pkg.tar.zst"),
         format!("rockenv-{version}-1.x86_64.rpm"),
         format!("rockenv-{version}-x86_64-linux.tar.zst"),
+        format!("rockenv-{released}rc.1-1-x86_64.pkg.tar.zst"),
         format!("rockenv_{version}_amd64.deb"),
     ];
     assert_eq!(found, expected);
@@ -167,7 +177,7 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
         address = address.replace(variable, value);
     }
     assert!(
-        address.contains(&format!("/{}\n", expected[3])),
+        address.contains(&format!("/{}\n", expected[2])),
         "{address}"
     );
     let sums = fs::read_to_string(packages.join("SHA256SUMS")).unwrap();
@@ -188,7 +198,7 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
 
     let debian = format!("{name}-debian");
     let text = DEBIAN
-        .replace("@VERSION@", version)
+        .replace("@VERSION@", released)
         .replace("@PACKAGES@", packages.to_str().unwrap());
     store.profile_named(&debian, &text);
     store.rockenv(&["up", &debian]).ok();
