@@ -11,7 +11,9 @@ DESTDIR ?=
 ifeq ($(CARGO_TARGET_DIR),)
 override CARGO_TARGET_DIR := target
 endif
-ROCKENV := $(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/release/rockenv
+# A variable of the user would replace that of .cargo/config.toml.
+export CARGO_BUILD_TARGET := x86_64-unknown-linux-gnu
+ROCKENV := $(CARGO_TARGET_DIR)/$(CARGO_BUILD_TARGET)/release/rockenv
 
 need-root = [ "$$(id -u)" = 0 ] || { echo 'make $@ needs root: sudo -E env "HOME=$$HOME" "PATH=$$PATH" make $@' >&2; exit 1; }
 
@@ -106,7 +108,7 @@ bench: ## measure, against the peers; BENCH=--in-memory leaves the disk out, and
 	@tests/host test
 	@tests/host bench
 	cargo build --locked --profile dist --config packaging/dist.toml --target-dir "$(CARGO_TARGET_DIR)"
-	ROCKENV="$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv" tests/bench/run $(BENCH)
+	ROCKENV="$(CARGO_TARGET_DIR)/$(CARGO_BUILD_TARGET)/dist/rockenv" tests/bench/run $(BENCH)
 
 .PHONY: gen
 gen: ## docs/reference/cli.md, from the arguments

@@ -303,6 +303,12 @@ fn make_build_compiles_to_where_make_install_looks() {
         let option = format!("--target-dir \"{used}\"\n");
         assert_eq!(said.matches(&option).count(), 2, "{said}");
     }
+    let mut make = Command::new("make");
+    make.current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("MAKEFLAGS")
+        .env("CARGO_BUILD_TARGET", "aarch64-unknown-linux-gnu")
+        .args(["--eval=shown: ; @echo $$CARGO_BUILD_TARGET", "shown"]);
+    assert_eq!(run(&mut make), "x86_64-unknown-linux-gnu\n");
 }
 
 /// Stands for rockenv, whose `export` has the rights of the user behind sudo.
