@@ -51,7 +51,7 @@ impl Store {
     ) -> Result<()> {
         let directory = self.image_dir(key);
         let name = self.imported(key)?;
-        if self.has_copy(service, key, &name)? {
+        if self.has_copy(service, key)? {
             return Ok(());
         }
         // If two commands copied at once, the service would keep both copies, one without its name.
@@ -63,7 +63,7 @@ impl Store {
             }
             stop_if_pending()
         })?;
-        if self.has_copy(service, key, &name)? {
+        if self.has_copy(service, key)? {
             return Ok(());
         }
         let mut objects = read_objects(&directory)?;
@@ -89,26 +89,24 @@ impl Store {
         Ok(())
     }
 
-    /// Returns whether the copy of an image by that name is still at a service. Version 0.1.0 recorded images by a name
-    /// that other users know, and took theirs for copies.
-    fn has_copy(&self, service: &Service, key: &ImageKey, name: &str) -> Result<bool> {
-        let objects = read_objects(&self.image_dir(key))?.into_iter();
-        let mut copies = objects.filter(|object| {
-            object.socket == service.socket
-                && matches!(&object.what, ObjectFilter::Image(known) if known == name)
-        });
-        match copies.find_map(|object| object.id) {
+    /// Returns whether an image that was copied to a service is still there.
+    fn has_copy(&self, service: &Service, key: &ImageKey) -> Result<bool> {
+        match self.imported_id(&service.socket, key)? {
             Some(id) => Ok(service.image(&id)?.is_some()),
             None => Ok(false),
         }
     }
 
-    /// Returns the id of a store's image at a service, if it was copied there.
+    /// Returns the id of a store's image at a service, if it was copied there. Version 0.1.0 recorded images by a name
+    /// that other users know, and took theirs for copies.
     pub fn imported_id(&self, socket: &Path, key: &ImageKey) -> Result<Option<String>> {
+        let own = Object {
+            socket: socket.to_owned(),
+            what: ObjectFilter::Image(self.imported(key)?),
+            id: None,
+        };
         let objects = read_objects(&self.root().join("images").join(key))?;
-        let found = objects.into_iter().find(|object| {
-            object.socket == socket && matches!(object.what, ObjectFilter::Image(_))
-        });
+        let found = objects.into_iter().find(|object| object.is_same(&own));
         Ok(found.and_then(|object| object.id))
     }
 
