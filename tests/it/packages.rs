@@ -42,7 +42,7 @@ mkdir -p $root/var/lib/rockenv/envs/mine
 rpm --root $root --initdb
 rpm --root $root --install --nosignature /out/*.rpm
 chroot $root /usr/bin/rockenv --version | grep -Fx "rockenv @VERSION@"
-[ "$(rpm --root $root --query --queryformat '%{VERSION}' rockenv)" = "@VERSION@~rc.1" ]
+[ "$(rpm --root $root --query --queryformat '%{VERSION}' rockenv)" = "@VERSION@~rc~1" ]
 rpm --root $root --verify rockenv
 rpm --root $root --query --licensefiles rockenv | grep -Fx /usr/share/licenses/rockenv/LICENSE-CRATES
 rpm --root $root --erase rockenv
@@ -133,7 +133,7 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
     let directory = store.work().join("checkout");
     fs::create_dir(&directory).unwrap();
     let released = env!("CARGO_PKG_VERSION");
-    let version = &format!("{released}-rc.1");
+    let version = &format!("{released}-rc-1");
     checkout(&directory, version);
     let tools = STEPS.lines().find(|line| line.starts_with("packages"));
     let shipped = fs::read_to_string(directory.join("packaging/rockenv.toml")).unwrap();
@@ -160,7 +160,7 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
         "SHA256SUMS".to_owned(),
         format!("rockenv-{version}-1.x86_64.rpm"),
         format!("rockenv-{version}-x86_64-linux.tar.zst"),
-        format!("rockenv-{released}rc.1-1-x86_64.pkg.tar.zst"),
+        format!("rockenv-{released}rc1-1-x86_64.pkg.tar.zst"),
         format!("rockenv_{version}_amd64.deb"),
     ];
     assert_eq!(found, expected);
