@@ -5,6 +5,7 @@
 //! Calls block the thread. A program dies with the *thread* that started it, which waits here: the kernel's
 //! parent-death signal is per thread.
 
+mod isolated;
 mod output;
 
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ use crate::sys::address::hide_secrets;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::thread;
+use isolated::isolated;
 pub(crate) use output::Output;
 
 /// Search path for programs. The caller's `PATH` is not trusted, because they may run as root. NixOS has its programs
@@ -192,7 +194,7 @@ impl Program {
     }
 
     /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel kills its processes
-    /// and removes its mounts. Needs root.
+    /// and removes its mounts. It sees the host name of steps. Needs root.
     pub(crate) fn isolated(mut self) -> Self {
         self.isolated = true;
         self
@@ -313,11 +315,7 @@ impl Program {
     fn spawn(&self) -> Result<Child> {
         let mut command = if self.isolated {
             let unshare = Self::find("unshare", "running programs in isolation")?;
-            let options =
-                "--fork --pid --mount --mount-proc --propagation=private --kill-child=KILL";
-            let mut command = Command::new(unshare.path);
-            command.args(options.split(' ')).arg("--").arg(&self.path);
-            command
+            isolated(&unshare.path, &self.path)
         } else {
             Command::new(&self.path)
         };
@@ -580,12 +578,12 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let script = format!(
-            "mount -t tmpfs none {} && (setsid sleep 4711.{} &) && echo $$",
+            "mount -t tmpfs none {} && (setsid sleep 4711.{} &) && echo $$ && uname -n",
             crate::sys::shell::quoted_path(dir.path()),
             std::process::id()
         );
         let out = run(&sh(&script).isolated()).unwrap();
-        assert_eq!(out, b"1\n");
+        assert_eq!(out, b"1\nrockenv\n");
         let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap();
         assert!(!mounts.contains(dir.path().to_str().unwrap()));
         let sleeper = format!("sleep\x004711.{}\0", std::process::id());

@@ -68,7 +68,11 @@ fn a_locked_image_comes_from_its_moment_and_is_what_was_signed() {
     let disk = LoopFs::in_memory(3 << 30);
     let lock = "profiles/locked.lock";
     let installed = ["exec", "locked", "--", "sh", "-c"];
-    let installed = [&installed[..], &["cat /usr/share/*ting"]].concat();
+    let installed = [
+        &installed[..],
+        &["cat /usr/share/*ting /usr/share/greeting.host"],
+    ]
+    .concat();
 
     // The lock file records the present moment. The archive's newest moment is older, and its Release file has expired.
     let a = user(&disk, "a", &archive);
@@ -94,7 +98,7 @@ fn a_locked_image_comes_from_its_moment_and_is_what_was_signed() {
         store
             .rockenv(&installed)
             .ok()
-            .prints("greeting 1.0\nparting 1.0");
+            .prints("greeting 1.0\nparting 1.0\nrockenv\nrockenv");
     }
     assert_eq!(images(&a), images(&b));
     assert_eq!(a.keys("locked"), b.keys("locked"));
@@ -102,7 +106,7 @@ fn a_locked_image_comes_from_its_moment_and_is_what_was_signed() {
     b.rockenv(&["up", "locked"]).ok();
     b.rockenv(&installed)
         .ok()
-        .prints("greeting 2.0\nparting 2.0");
+        .prints("greeting 2.0\nparting 2.0\nrockenv\nrockenv");
     assert_ne!(a.keys("locked"), b.keys("locked"));
 
     refused(&archive, &disk, &a.work().join(lock));

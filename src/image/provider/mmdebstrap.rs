@@ -62,6 +62,8 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         .args(["--mode=root", "--format=tar"])
         .arg(format!("--variant={}", table.variant))
         .arg(format!("--components={}", table.components.join(",")))
+        // mmdebstrap copies the host's, which packages read.
+        .arg("--setup-hook=echo rockenv > \"$1/etc/hostname\"")
         .args(trusted)
         .env("TMPDIR", &work);
     if !table.packages.is_empty() {

@@ -1,0 +1,28 @@
+//! Owns starting a program in namespaces of its own.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use nix::sched::CloneFlags;
+
+/// Returns a command that runs `program` as PID 1, with mounts and a host name of its own: packages write the host name
+/// into files, and an image must not depend on the machine's. `unshare` cannot set it.
+#[expect(
+    unsafe_code,
+    reason = "the standard library has no safe way to enter a namespace"
+)]
+pub(super) fn isolated(unshare: &Path, program: &Path) -> Command {
+    let options = "--fork --pid --mount --mount-proc --propagation=private --kill-child=KILL";
+    let mut command = Command::new(unshare);
+    command.args(options.split(' ')).arg("--").arg(program);
+    // SAFETY: between fork and exec the closure makes two system calls and neither allocates nor locks.
+    unsafe {
+        command.pre_exec(|| {
+            nix::sched::unshare(CloneFlags::CLONE_NEWUTS)?;
+            nix::unistd::sethostname("rockenv")?;
+            Ok(())
+        });
+    }
+    command
+}
