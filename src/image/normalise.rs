@@ -44,11 +44,22 @@ const REMOVED: [&str; 24] = [
 
 /// Returns whether a file depends only on the time and place of the build: a log, a cache, a backup or an identity.
 pub(crate) fn is_nondeterministic(path: &Path) -> bool {
-    let more = ["etc/machine-id", "var/lib/pacman/sync", "var/log"];
+    let more = [
+        "etc/machine-id",
+        "var/cache/fontconfig",
+        "var/lib/apt/lists",
+        "var/lib/pacman/sync",
+        "var/log",
+    ];
     let mut places = REMOVED.into_iter().chain(more);
     // pacman's `desc` has the time of the installation. The package's name and version are in the directory's name.
     let describes_package = path.starts_with("var/lib/pacman/local") && path.ends_with("desc");
-    describes_package || places.any(|place| path != Path::new("var/log") && path.starts_with(place))
+    let is_host_key = path
+        .to_str()
+        .is_some_and(|path| path.starts_with("etc/ssh/ssh_host_"));
+    describes_package
+        || is_host_key
+        || places.any(|place| path != Path::new("var/log") && path.starts_with(place))
 }
 
 /// Removes nondeterministic files and limits times to `source_date`.
@@ -295,6 +306,11 @@ mod tests {
             ("var/lib/pacman/sync/core.db", false),
             ("var/log/pacman.log", false),
             ("var/log", true),
+            // With the times of directories.
+            ("var/cache/fontconfig/0f-le64.cache-9", false),
+            ("var/lib/apt/lists/deb.example_InRelease", false),
+            ("etc/ssh/ssh_host_rsa_key.pub", false),
+            ("etc/ssh/sshd_config", true),
         ] {
             assert_eq!(!is_nondeterministic(Path::new(path)), is_other, "{path}");
         }
