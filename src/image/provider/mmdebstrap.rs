@@ -62,8 +62,11 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         .args(["--mode=root", "--format=tar"])
         .arg(format!("--variant={}", table.variant))
         .arg(format!("--components={}", table.components.join(",")))
-        // mmdebstrap copies the host's, which packages read.
-        .arg("--setup-hook=echo rockenv > \"$1/etc/hostname\"")
+        // mmdebstrap copies the host's files, which packages read. postfix adds the domain of resolv.conf to the name.
+        .arg(
+            "--setup-hook=cd \"$1/etc\" && echo rockenv > hostname && \
+             { [ ! -e resolv.conf ] || sed -i -E '/^(search|domain)/d' resolv.conf; }",
+        )
         .args(trusted)
         .env("TMPDIR", &work);
     if !table.packages.is_empty() {

@@ -94,8 +94,8 @@ impl Archive {
         self.directory.path().join("archive/debian").join(moment)
     }
 
-    /// Publishes Debian's packages and the archive's own ones at `version`, which write down the host names that they
-    /// find. With `expired`, the Release files have a `Valid-Until` in the past.
+    /// Publishes Debian's packages and the archive's own ones at `version`, which write down the host names and domains
+    /// that they find. With `expired`, the Release files have a `Valid-Until` in the past.
     pub(crate) fn publish(&self, moment: &str, version: &str, expired: bool) {
         let place = self.at(moment);
         fs::create_dir(&place).unwrap();
@@ -107,7 +107,10 @@ impl Archive {
                 echo "$name $2" >tree/usr/share/$name
                 printf '%s\n' "Package: $name" "Version: $2" 'Architecture: all' 'Maintainer: a <a@example.org>' \
                     'Description: a package of the test' >tree/DEBIAN/control
-                printf '%s\n' '#!/bin/sh' "{ uname -n; cat /etc/hostname || :; } >/usr/share/$name.host" >tree/DEBIAN/postinst
+                printf '%s\n' '#!/bin/sh' \
+                    "exec >/usr/share/$name.host; uname -n; cat /etc/hostname" \
+                    "grep -E '^(search|domain)' /etc/resolv.conf || :" \
+                    >tree/DEBIAN/postinst
                 chmod 755 tree/DEBIAN/postinst
                 dpkg-deb --root-owner-group --build tree pool/own/${name}_$2_all.deb >/dev/null
                 rm -r tree
