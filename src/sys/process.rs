@@ -30,7 +30,6 @@ use crate::sys::address::hide_secrets;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::thread;
-use isolated::isolated;
 pub(crate) use output::Output;
 
 /// Search path for programs. The caller's `PATH` is not trusted, because they may run as root. NixOS has its programs
@@ -313,11 +312,9 @@ impl Program {
     }
 
     fn spawn(&self) -> Result<Child> {
-        let mut command = if self.isolated {
-            let unshare = Self::find("unshare", "running programs in isolation")?;
-            isolated(&unshare.path, &self.path)
-        } else {
-            Command::new(&self.path)
+        let mut command = match self.isolated {
+            true => isolated::command(&self.path)?,
+            false => Command::new(&self.path),
         };
         if !self.inherit_env {
             command.env_clear();
@@ -349,6 +346,11 @@ impl Program {
         command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 unavailable!("`{}` is not installed", self.name).help("rockenv setup")
+            }
+            std::io::ErrorKind::PermissionDenied if self.isolated => {
+                unavailable!("cannot isolate `{}`", self.name)
+                    .source(error)
+                    .help("in a container, this needs `--privileged`")
             }
             _ => unexpected!("cannot start `{}`", self.name).source(error),
         })
@@ -574,6 +576,8 @@ mod tests {
     #[test]
     fn isolated_programs_leave_no_process_and_no_mount() {
         if !nix::unistd::geteuid().is_root() {
+            let error = run(&sh("true").isolated()).unwrap_err();
+            assert_eq!(error.message(), "cannot isolate `sh`");
             return;
         }
         let dir = tempfile::tempdir().unwrap();
