@@ -154,6 +154,27 @@ fn refuse_newer(path: &Path, newest: u32, object: &str) -> Result<()> {
     }
 }
 
+/// Fails if the file system of a store that is not there is just not mounted. A new store would fill another disk, and
+/// hide behind the first one once that is mounted again.
+fn check_mounted(root: &Path) -> Result<()> {
+    if let Some(point) = tree::mounts::unmounted(root) {
+        return Err(unavailable!(
+            "the file system of the store at `{}` is not mounted at `{}`",
+            root.display(),
+            point.display()
+        )
+        .help(format!("mount {}, or {OTHER_HOME}", quoted_path(&point))));
+    }
+    if tree::mounts::is_on_absent_disk(root) {
+        return Err(unavailable!(
+            "the disk of the store at `{}` is not mounted",
+            root.display()
+        )
+        .help(format!("mount the disk, or {OTHER_HOME}")));
+    }
+    Ok(())
+}
+
 fn no_env(name: &str) -> Error {
     Error::new(Kind::NoEnv, format!("no env `{name}`"))
 }
@@ -171,7 +192,9 @@ impl Store {
     pub fn open_existing(root: &Path) -> Result<Option<Self>> {
         // Later code compares and mounts paths, so each place needs a single name.
         let root = match fs::canonicalize(root) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return check_mounted(root).map(|()| None);
+            }
             other => other.map_err(|error| match error.kind() {
                 std::io::ErrorKind::PermissionDenied => not_ours(root),
                 _ => named_path(root)(error).help(OTHER_HOME),
@@ -190,7 +213,7 @@ impl Store {
             }
         }
         if fs::symlink_metadata(&format).is_err() {
-            return Ok(None);
+            return check_mounted(root).map(|()| None);
         }
         access::check_owner(root)?;
         refuse_newer(&format, VERSION, &format!("store `{}`", root.display()))?;
@@ -249,15 +272,6 @@ impl Store {
         if root.to_str().is_none() {
             let shown = crate::ui::text::path(root);
             return Err(usage!("the store's path `{shown}` is not UTF-8").help(OTHER_HOME));
-        }
-        // A new store would fill another disk, and hide behind the first one once that is mounted again.
-        if let Some(point) = tree::mounts::unmounted(root) {
-            return Err(unavailable!(
-                "the file system of the store at `{}` is not mounted at `{}`",
-                root.display(),
-                point.display()
-            )
-            .help(format!("mount {}, or {OTHER_HOME}", quoted_path(&point))));
         }
         if !root.exists() {
             fs::create_dir_all(root).map_err(|error| named_path(root)(error).help(OTHER_HOME))?;

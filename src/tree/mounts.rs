@@ -44,6 +44,26 @@ pub(crate) fn unmounted(path: &Path) -> Option<PathBuf> {
         })
 }
 
+/// Returns whether `path` is on a removable disk that is not mounted.
+pub(crate) fn is_on_absent_disk(path: &Path) -> bool {
+    let (Ok(path), Ok(mounted)) = (std::path::absolute(path), at_or_below(Path::new("/"))) else {
+        return false;
+    };
+    is_below_disks(&path, |at| {
+        fs_err::canonicalize(at).is_ok_and(|at| mounted.contains(&at))
+    })
+}
+
+/// Returns whether `path` is below a directory in which desktops mount removable disks, without a line in `/etc/fstab`,
+/// and on none of them.
+fn is_below_disks(path: &Path, is_mounted: impl Fn(&Path) -> bool) -> bool {
+    ["/run/media", "/media"].iter().any(|disks| {
+        let disks = Path::new(disks);
+        let mut below = path.ancestors().take_while(|at| *at != disks);
+        path != disks && path.starts_with(disks) && !below.any(&is_mounted)
+    })
+}
+
 /// Returns whether a table like `/etc/fstab` has a file system for this mount point.
 pub(crate) fn is_in_table(table: &[u8], at: &Path) -> bool {
     let at = escape(at);
@@ -177,6 +197,26 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(is_compressing(described), expected, "{described}");
+        }
+    }
+
+    #[test]
+    fn a_disk_is_absent_if_nothing_is_mounted_on_the_way() {
+        let mounted = ["/", "/run", "/media/me/disk", "/media/cdrom"].map(Path::new);
+        for (path, expected) in [
+            ("/media/me/other/store", true),
+            ("/run/media/me/disk", true),
+            ("/media/me/disk/store", false),
+            ("/media/cdrom/a/store", false),
+            ("/media", false),
+            ("/mediator/store", false),
+            ("/srv/store", false),
+        ] {
+            assert_eq!(
+                is_below_disks(Path::new(path), |at| mounted.contains(&at)),
+                expected,
+                "{path}"
+            );
         }
     }
 

@@ -148,6 +148,8 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         .to_owned();
     facts.free = free_space(&there).ok();
     match Store::open_existing(home) {
+        // The check of the mount point reports it.
+        Err(_) if facts.unmounted.is_some() => {}
         Err(error) => facts.problem = Some(problem(&error, "rockenv fsck --repair")),
         Ok(Some(store)) => {
             facts.exists = true;

@@ -160,9 +160,12 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     }
     // No store is made below the mount point, at it or in it.
     for home in [store.clone(), store.join("deeper")] {
-        let mut build = place.command();
-        let build = build.env("ROCKENV_HOME", home);
-        Ran::of(build.args(["image", "build", "none"])).fails(4, "is not mounted at `");
+        // And its envs are not gone.
+        for words in [&["image", "build", "none"][..], &["ls"]] {
+            let mut command = place.command();
+            let command = command.env("ROCKENV_HOME", &home);
+            Ran::of(command.args(words)).fails(4, "is not mounted at `");
+        }
     }
     assert_eq!(fs::read_dir(&store).unwrap().count(), 0);
     // Another file system may be mounted below it.
