@@ -1,5 +1,8 @@
 //! Owns reading facts about the machine, as plain values for `resolve`, the jobs decision and preflight.
 
+use std::ffi::OsString;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -7,6 +10,7 @@ use fs_err as fs;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::userns;
 
@@ -262,7 +266,7 @@ pub(crate) struct Space {
     pub total: u64,
     /// Bytes in use, including metadata.
     pub used: u64,
-    /// Bytes that an ordinary user can still write.
+    /// Bytes that an ordinary user can still write; in a file system in a file, as long as the file can grow.
     pub free: u64,
 }
 
@@ -281,11 +285,46 @@ pub(crate) fn space(path: &Path) -> Result<Space> {
     }
     // Some network file systems report more blocks than a number of bytes can count.
     let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
+    let used = bytes(found.blocks().saturating_sub(found.blocks_free()));
     Ok(Space {
         total: bytes(found.blocks()),
-        used: bytes(found.blocks().saturating_sub(found.blocks_free())),
-        free: bytes(found.blocks_available()),
+        used,
+        free: bytes(found.blocks_available()).min(growth(path, used).unwrap_or(u64::MAX)),
     })
+}
+
+/// Returns how many bytes a file system may grow by, if it is in a file. The file may be sparse and its disk almost
+/// full: then writes fail that the file system has promised, and it becomes read-only.
+fn growth(path: &Path, used: u64) -> Option<u64> {
+    let mounted = mounted_as(beneath::open_path(path).ok()?.as_fd())?;
+    let image = fs::read(backing_file(&mounted)?).ok()?;
+    let image = PathBuf::from(OsString::from_vec(image.trim_ascii_end().to_owned()));
+    let kept = fs::metadata(&image).ok()?.blocks().saturating_mul(512);
+    let disk = nix::sys::statvfs::statvfs(&image).ok()?;
+    let free = disk.blocks_available().saturating_mul(disk.fragment_size());
+    Some(free.saturating_add(kept.saturating_sub(used)))
+}
+
+/// Returns the file that names the file of a loop device, if the file system is mounted from one.
+fn backing_file(mounted: &str) -> Option<String> {
+    let device = mounted.split(' ').nth(1)?.strip_prefix("/dev/loop")?;
+    let is_number = !device.is_empty() && device.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| format!("/sys/block/loop{device}/loop/backing_file"))
+}
+
+/// Returns the type, source and options of the file system of `fd`.
+pub(crate) fn mounted_as(fd: BorrowedFd<'_>) -> Option<String> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+    let id = info
+        .lines()
+        .find_map(|line| line.strip_prefix("mnt_id:"))?
+        .trim();
+    let table = fs::read("/proc/thread-self/mountinfo").ok()?;
+    let table = String::from_utf8_lossy(&table);
+    let line = table
+        .lines()
+        .find(|line| line.split(' ').next() == Some(id))?;
+    line.split_once(" - ").map(|(_, tail)| tail.to_owned())
 }
 
 /// Returns the bytes that an ordinary user can still write below `path`.
@@ -353,6 +392,20 @@ mod tests {
         let proc = space(Path::new("/proc")).unwrap();
         assert!(proc.total > 0);
         assert_eq!((proc.used, proc.free), (0, proc.total));
+    }
+
+    #[test]
+    fn a_loop_device_has_a_file() {
+        let expected = Some("/sys/block/loop12/loop/backing_file".to_owned());
+        for (mounted, expected) in [
+            ("btrfs /dev/loop12 rw,relatime", expected),
+            ("btrfs /dev/loop12p1 rw", None),
+            ("fuse /dev/loop/../x rw", None),
+            ("ext4 /dev/sda1 rw", None),
+            ("tmpfs", None),
+        ] {
+            assert_eq!(backing_file(mounted), expected, "{mounted}");
+        }
     }
 
     #[test]

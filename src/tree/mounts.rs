@@ -2,7 +2,7 @@
 //! mount's flags.
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::sys::error::Result;
+use crate::sys::host::mounted_as;
 
 /// Returns the mount points at or below the absolute path `top` in this thread's namespace.
 pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
@@ -92,14 +93,14 @@ pub(crate) fn escape(path: &Path) -> String {
 
 /// Returns the type of the file system of `fd`, according to the mount table.
 pub(crate) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
-    described(fd)?.split(' ').next().map(str::to_owned)
+    mounted_as(fd)?.split(' ').next().map(str::to_owned)
 }
 
 /// Returns whether files below `path` may take less disk space than their size.
 pub(crate) fn compresses(path: &Path) -> bool {
     let described = crate::sys::beneath::open_path(path)
         .ok()
-        .and_then(|fd| described(fd.as_fd()));
+        .and_then(|fd| mounted_as(fd.as_fd()));
     described.is_some_and(|described| is_compressing(&described))
 }
 
@@ -110,21 +111,6 @@ fn is_compressing(described: &str) -> bool {
     let mut options = fields.nth(1).unwrap_or_default().split(',');
     matches!(kind, "zfs" | "bcachefs" | "f2fs")
         || options.any(|option| option.starts_with("compress"))
-}
-
-/// Returns the type, source and options of the file system of `fd`.
-fn described(fd: BorrowedFd<'_>) -> Option<String> {
-    let info = fs_err::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
-    let id = info
-        .lines()
-        .find_map(|line| line.strip_prefix("mnt_id:"))?
-        .trim();
-    let table = fs_err::read("/proc/thread-self/mountinfo").ok()?;
-    let table = String::from_utf8_lossy(&table);
-    let line = table
-        .lines()
-        .find(|line| line.split(' ').next() == Some(id))?;
-    line.split_once(" - ").map(|(_, tail)| tail.to_owned())
 }
 
 /// Makes a bind mount of `from`, or with `None` gives the mount at a path other flags.

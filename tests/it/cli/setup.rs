@@ -118,6 +118,18 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
             .unwrap()
             .contains("btrfs")
     );
+    // The store has no more room than the disk of its file.
+    let filler = place.path().join("filler");
+    let disk = nix::sys::statvfs::statvfs(place.path()).unwrap();
+    let size = disk.blocks_available() * disk.fragment_size() - (64 << 20);
+    let mut fill = Command::new("fallocate");
+    fill.args(["-l", &size.to_string()]).arg(&filler);
+    assert!(fill.status().unwrap().success());
+    let du = place.run(&["du", "--json"]).json();
+    let free = du["file_system"]["free"].as_u64().unwrap();
+    assert!(free < 256 << 20, "{free}");
+    fs::remove_file(&filler).unwrap();
+
     let table = fs::read_to_string("/etc/fstab").unwrap();
     assert!(
         table.starts_with(before) && table.ends_with(",x-rockenv.store 0 0\n"),
