@@ -1,6 +1,7 @@
 //! Owns the ballast: a file that a full disk gives up, so that `gc` can write the little that it must.
 
-use std::io::Write as _;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 
 use fs_err as fs;
 use nix::errno::Errno;
@@ -85,12 +86,33 @@ impl Store {
 fn fill(file: &mut fs::File, size: u64) -> std::io::Result<()> {
     let length = i64::try_from(size).unwrap_or(i64::MAX);
     match fallocate(file.file(), FallocateFlags::empty(), 0, length) {
-        Ok(()) => Ok(()),
+        // ZFS only looks whether there is room, and makes a sparse file.
+        Ok(()) if file.metadata()?.blocks() * 512 >= size => Ok(()),
         Err(Errno::ENOSPC) => Err(Errno::ENOSPC.into()),
-        Err(_) => {
-            // ext3 and others cannot preallocate. Some file systems do not store zeros.
-            let block: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
-            (0..size >> 20).try_for_each(|_| file.write_all(&block))
-        }
+        // ext3 and others cannot preallocate.
+        _ => fill_with_noise(file, size),
+    }
+}
+
+/// Writes bytes that no file system compresses or has already.
+fn fill_with_noise(file: &mut fs::File, size: u64) -> std::io::Result<()> {
+    let mut noise = fs::File::open("/dev/urandom")?.take(size);
+    std::io::copy(&mut noise, file).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_blocks_of_the_ballast_are_equal() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ballast");
+        fill_with_noise(&mut fs::File::create(&path).unwrap(), 1 << 20).unwrap();
+        let content = fs::read(&path).unwrap();
+        let blocks: BTreeSet<&[u8]> = content.chunks(4096).collect();
+        assert_eq!(blocks.len(), 256);
     }
 }
