@@ -20,6 +20,10 @@ const DESCRIPTIONS: [&str; 2] = ["layer.json", "image.json"];
 /// rest after a kill.
 const REST: &str = "gone.json";
 
+/// Errors of data that stays on its file system and cannot be moved to the trash: the directory that a snapshot of btrfs
+/// has in place of a subvolume; what is in another subvolume or project, such as a cache with a quota of its own.
+const NOT_MOVED: [ErrorKind; 2] = [ErrorKind::DirectoryNotEmpty, ErrorKind::CrossesDevices];
+
 /// Returns whether a directory is the rest of a layer or image whose removal was interrupted.
 pub(super) fn is_rest(directory: &Path) -> bool {
     let is_there = |name: &str| directory.join(name).exists();
@@ -40,11 +44,8 @@ impl Store {
                 access::make_directory(&trash)?;
                 self.discard(path)
             }
-            // A full XFS has no room for the new name, but unlinking needs none. btrfs does not rename the directory
-            // that a snapshot has in place of a subvolume.
-            Err(error) if is_full(&error) || error.kind() == ErrorKind::DirectoryNotEmpty => {
-                self.unlink(path)
-            }
+            // A full XFS has no room for the new name, but unlinking needs none.
+            Err(error) if is_full(&error) || NOT_MOVED.contains(&error.kind()) => self.unlink(path),
             other => Ok(other?),
         }
     }
@@ -155,6 +156,17 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn data_that_cannot_be_renamed_to_the_trash_is_deleted() {
+        let (_directory, store) = Store::scratch();
+        let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = elsewhere.path().join("cache");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("file"), "x").unwrap();
+        store.discard(&path).unwrap();
+        assert!(!path.exists() && !store.has_trash());
+    }
 
     #[test]
     fn a_missing_trash_directory_is_made_by_what_is_deleted_and_by_nothing_else() {
