@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::image::certificates::Authorities;
 use crate::sys::address::without_login;
@@ -431,6 +431,8 @@ async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> R
     }
     wanted.size.check(wanted.name, size)?;
     counter.done.fetch_add(size, Ordering::Relaxed);
+    // `gc` removes unused downloads, and a file system that is mounted `noatime` records no reading.
+    drop(file.file().set_modified(SystemTime::now()));
     Ok(true)
 }
 

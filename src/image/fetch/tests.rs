@@ -126,7 +126,13 @@ fn a_damaged_blob_is_fetched_again() {
     // Another process may have put a good one there since.
     assert!(!found.unwrap() && blob.exists());
     let blob = get(&url, dir.path()).unwrap();
-    assert_eq!(fs_err::read(blob).unwrap(), b"content");
+    assert_eq!(fs_err::read(&blob).unwrap(), b"content");
+    // `gc` sees that a good one is used.
+    let file = fs_err::File::open(&blob).unwrap();
+    file.file().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    let found = run(&cancel, present(&blob, &wanted, &ByteCounter::default()));
+    let modified = file.metadata().unwrap().modified().unwrap();
+    assert!(found.unwrap() && modified > SystemTime::UNIX_EPOCH);
 }
 
 #[test]
