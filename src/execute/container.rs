@@ -24,6 +24,7 @@ use crate::plan::pins;
 use crate::plan::resolve::{Access, Action, Spec, Step, User, Volume, VolumeKind, VolumeSource};
 use crate::rocm::gpu::Device;
 use crate::store::path_volumes::real_path;
+use crate::store::results::check_mounted;
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account::{self, FilePlace, Rights};
 use crate::sys::atomic::random_id;
@@ -171,6 +172,7 @@ impl ContainerContext<'_> {
                 Ok(store.volume_dir(&id))
             }
             (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
+                check_mounted(path, &volume.name)?;
                 made_for_caller(path, spec)?;
                 Ok(path.clone())
             }

@@ -66,9 +66,8 @@ use crate::sys::beneath;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
 use crate::sys::name::InvalidName;
-use crate::sys::shell::quoted_path;
 use crate::sys::suggest;
-use crate::tree::{self, Method};
+use crate::tree::{self, Method, mounts};
 
 /// Version of the layout. A newer one is refused, never migrated silently.
 const VERSION: u32 = 1;
@@ -154,27 +153,6 @@ fn refuse_newer(path: &Path, newest: u32, object: &str) -> Result<()> {
     }
 }
 
-/// Fails if the file system of a store that is not there is just not mounted. A new store would fill another disk, and
-/// hide behind the first one once that is mounted again.
-fn check_mounted(root: &Path) -> Result<()> {
-    if let Some(point) = tree::mounts::unmounted(root) {
-        return Err(unavailable!(
-            "the file system of the store at `{}` is not mounted at `{}`",
-            root.display(),
-            point.display()
-        )
-        .help(format!("mount {}, or {OTHER_HOME}", quoted_path(&point))));
-    }
-    if tree::mounts::is_on_absent_disk(root) {
-        return Err(unavailable!(
-            "the disk of the store at `{}` is not mounted",
-            root.display()
-        )
-        .help(format!("mount the disk, or {OTHER_HOME}")));
-    }
-    Ok(())
-}
-
 fn no_env(name: &str) -> Error {
     Error::new(Kind::NoEnv, format!("no env `{name}`"))
 }
@@ -193,7 +171,7 @@ impl Store {
         // Later code compares and mounts paths, so each place needs a single name.
         let root = match fs::canonicalize(root) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return check_mounted(root).map(|()| None);
+                return mounts::check_mounted(root, "the store", OTHER_HOME).map(|()| None);
             }
             other => other.map_err(|error| match error.kind() {
                 std::io::ErrorKind::PermissionDenied => not_ours(root),
@@ -213,7 +191,7 @@ impl Store {
             }
         }
         if fs::symlink_metadata(&format).is_err() {
-            return check_mounted(root).map(|()| None);
+            return mounts::check_mounted(root, "the store", OTHER_HOME).map(|()| None);
         }
         access::check_owner(root)?;
         refuse_newer(&format, VERSION, &format!("store `{}`", root.display()))?;

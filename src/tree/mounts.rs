@@ -11,6 +11,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::sys::error::Result;
 use crate::sys::host::mounted_as;
+use crate::sys::shell::quoted_path;
 
 /// Returns the mount points at or below the absolute path `top` in this thread's namespace.
 pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
@@ -23,6 +24,26 @@ pub(crate) fn mounted() -> Result<Vec<(PathBuf, String)>> {
     // Namespaces belong to threads, hence not `self`.
     let table = fs_err::read("/proc/thread-self/mountinfo")?;
     Ok(points(&table).collect())
+}
+
+/// Fails if the file system that `path` is meant for is not mounted. A directory that is made there fills another disk,
+/// and hides behind the first one once that is mounted again. `what` has the path, and `otherwise` is another help.
+pub(crate) fn check_mounted(path: &Path, what: &str, otherwise: &str) -> Result<()> {
+    if let Some(point) = unmounted(path) {
+        return Err(unavailable!(
+            "the file system of {what} at `{}` is not mounted at `{}`",
+            path.display(),
+            point.display()
+        )
+        .help(format!("mount {}, or {otherwise}", quoted_path(&point))));
+    }
+    if is_on_absent_disk(path) {
+        return Err(
+            unavailable!("the disk of {what} at `{}` is not mounted", path.display())
+                .help(format!("mount the disk, or {otherwise}")),
+        );
+    }
+    Ok(())
 }
 
 /// Returns the mount point at or above `path` for which `/etc/fstab` has a file system that is not mounted. Looks no
@@ -46,7 +67,7 @@ pub(crate) fn unmounted(path: &Path) -> Option<PathBuf> {
 }
 
 /// Returns whether `path` is on a removable disk that is not mounted.
-pub(crate) fn is_on_absent_disk(path: &Path) -> bool {
+fn is_on_absent_disk(path: &Path) -> bool {
     let (Ok(path), Ok(mounted)) = (std::path::absolute(path), at_or_below(Path::new("/"))) else {
         return false;
     };

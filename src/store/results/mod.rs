@@ -21,9 +21,9 @@ use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::store::path_volumes::real_path;
 use crate::sys::error::Result;
-use crate::tree;
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer::Writer;
+use crate::tree::{self, mounts};
 
 /// The results in one output volume, of several steps.
 #[derive(Clone, Debug, Default)]
@@ -82,6 +82,12 @@ pub struct Difference {
 pub(crate) fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
     let volumes = spec.volumes.iter();
     volumes.filter(|volume| volume.kind == VolumeKind::Output)
+}
+
+/// Fails if the disk of a volume's `path` is not mounted.
+pub(crate) fn check_mounted(path: &Path, volume: &str) -> Result<()> {
+    let what = format!("volume `{volume}`");
+    mounts::check_mounted(path, &what, "name another directory in the profile")
 }
 
 impl Store {

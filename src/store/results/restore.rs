@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::path::{Component, Path, PathBuf};
 
-use super::{ResultState, StepResults, compare, output_writer, outputs};
+use super::{ResultState, StepResults, check_mounted, compare, output_writer, outputs};
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Action, Spec, VolumeSource};
 use crate::store::Store;
@@ -176,6 +176,9 @@ impl Store {
             let mut parts = directory.components();
             let in_store = directory.starts_with(&self.root)
                 && !parts.any(|part| part == Component::ParentDir);
+            if !in_store {
+                check_mounted(directory, &volume.volume)?;
+            }
             let mut writer = match account::caller() {
                 // In a user's own directory, root must not write with more rights than that user has.
                 rights @ Rights::Of(..) if !in_store => {
@@ -367,7 +370,28 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
+    use crate::plan::resolve;
     use crate::sys::error::Kind;
+
+    #[test]
+    fn nothing_is_restored_where_no_disk_is_mounted() {
+        let (_home, store) = Store::scratch();
+        let text = "schema = 1\nimage = 'debian'\n[[step]]\nname = 'one'\nrun = 'true'\n";
+        let profile = crate::profile::from_text("p", text).unwrap();
+        let spec = resolve::resolve(&profile, &resolve::tests_inputs()).unwrap();
+        let volume = VolumeRestore {
+            volume: "out".to_owned(),
+            directory: "/media/no-such-disk/out".into(),
+            ..VolumeRestore::default()
+        };
+        let plan = RestorePlan {
+            volumes: vec![volume],
+            blocked: Vec::new(),
+        };
+        let error = store.restore_results(plan, &spec).unwrap_err();
+        assert_has!(error.message(), "the disk of volume `out` at ");
+        assert!(!Path::new("/media/no-such-disk").exists());
+    }
 
     #[test]
     fn what_changes_after_the_decision_stays() {
