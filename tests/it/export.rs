@@ -358,6 +358,12 @@ fn a_result_is_no_link_to_a_file_that_is_left_out() {
     let store = TestStore::new();
     let [outputs, to] = two_outputs(&store, "");
     fs::hard_link(outputs.join("a/z"), outputs.join("a/backup")).unwrap();
+    let absent = "/media/no-such-disk/out";
+    let message = format!("the disk of the export at `{absent}` is not mounted");
+    store
+        .rockenv(&["export", store.env(), absent])
+        .exits(4)
+        .says(&[message.as_str()]);
     store.rockenv(&["export", store.env(), "fresh"]).ok();
     let fresh = store.work().join("fresh/a");
     assert_eq!(fs::metadata(&fresh).unwrap().mode() & 0o777, 0o755);

@@ -26,6 +26,7 @@ use crate::sys::name::StepName;
 use crate::sys::shell::quoted_path;
 use crate::sys::trusted_files;
 use crate::tree::listing::{PathState, path_state};
+use crate::tree::mounts;
 
 /// Suffix of the manifest's name; the prefix is the env's name.
 const MANIFEST: &str = ".provenance.json";
@@ -98,6 +99,7 @@ impl OutputsExport<'_> {
             until: until.as_deref(),
             incremental: &incremental,
         };
+        mounts::check_mounted(self.directory, "the export", "name another directory")?;
         account::make_directories(account::caller(), self.directory)
             .map_err(|error| error.help(format!("rockenv export {name} ./{name}")))?;
         let elsewhere = |error: Error| match error.help_text() {
