@@ -39,8 +39,12 @@ pub(crate) fn check_mounted(path: &Path, what: &str, otherwise: &str) -> Result<
     }
     if is_on_absent_disk(path) {
         return Err(
-            unavailable!("the disk of {what} at `{}` is not mounted", path.display())
-                .help(format!("mount the disk, or {otherwise}")),
+            unavailable!("the disk of {what} at `{}` is not mounted", path.display()).help(
+                format!(
+                    "mount the disk, or {otherwise}; to have it without that disk: mkdir -p {}",
+                    quoted_path(path)
+                ),
+            ),
         );
     }
     Ok(())
@@ -66,22 +70,24 @@ pub(crate) fn unmounted(path: &Path) -> Option<PathBuf> {
         })
 }
 
-/// Returns whether `path` is on a removable disk that is not mounted.
+/// Returns whether `path` is missing and on a removable disk that is not mounted. A directory that exists there was
+/// made on purpose: desktops remove a mount point with the mount.
 fn is_on_absent_disk(path: &Path) -> bool {
     let (Ok(path), Ok(mounted)) = (std::path::absolute(path), at_or_below(Path::new("/"))) else {
         return false;
     };
-    is_below_disks(&path, |at| {
-        fs_err::canonicalize(at).is_ok_and(|at| mounted.contains(&at))
-    })
+    !path.exists()
+        && is_below_disks(&path, |at| {
+            fs_err::canonicalize(at).is_ok_and(|at| mounted.contains(&at))
+        })
 }
 
 /// Returns whether `path` is below a directory in which desktops mount removable disks, without a line in `/etc/fstab`,
-/// and on none of them.
+/// and neither on one of them nor on a disk at that directory itself.
 fn is_below_disks(path: &Path, is_mounted: impl Fn(&Path) -> bool) -> bool {
     ["/run/media", "/media"].iter().any(|disks| {
         let disks = Path::new(disks);
-        let mut below = path.ancestors().take_while(|at| *at != disks);
+        let mut below = path.ancestors().take_while(|at| at.starts_with(disks));
         path != disks && path.starts_with(disks) && !below.any(&is_mounted)
     })
 }
@@ -224,6 +230,12 @@ mod tests {
                 expected,
                 "{path}"
             );
+        }
+        let is_mounted = |at: &Path| at == Path::new("/media");
+        assert!(!is_below_disks(Path::new("/media/store"), is_mounted));
+        // An existing directory is meant. Not every machine lets the test make one.
+        if let Ok(made) = tempfile::tempdir_in("/media") {
+            check_mounted(made.path(), "it", "").unwrap();
         }
     }
 
