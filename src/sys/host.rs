@@ -299,7 +299,9 @@ fn growth(path: &Path, used: u64) -> Option<u64> {
     let mounted = mounted_as(beneath::open_path(path).ok()?.as_fd())?;
     let image = fs::read(backing_file(&mounted)?).ok()?;
     let image = PathBuf::from(OsString::from_vec(image.trim_ascii_end().to_owned()));
-    let kept = fs::metadata(&image).ok()?.blocks().saturating_mul(512);
+    // A loop device may also show a part of another device.
+    let data = fs::metadata(&image).ok().filter(|data| data.is_file())?;
+    let kept = data.blocks().saturating_mul(512);
     let disk = nix::sys::statvfs::statvfs(&image).ok()?;
     let free = disk.blocks_available().saturating_mul(disk.fragment_size());
     Some(free.saturating_add(kept.saturating_sub(used)))
