@@ -1,5 +1,6 @@
 //! Owns the ballast: a file that a full disk gives up, so that `gc` can write the little that it must.
 
+use std::fs::Metadata;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 
@@ -46,7 +47,8 @@ impl Store {
     }
 
     fn has_ballast(&self, size: u64) -> bool {
-        fs::metadata(self.root.join(NAME)).is_ok_and(|data| data.len() >= size)
+        let found = fs::metadata(self.root.join(NAME));
+        found.is_ok_and(|data| data.len() >= size && takes_space(&data))
     }
 
     /// Creates the ballast if it is missing and there is plenty of room.
@@ -86,12 +88,17 @@ impl Store {
 fn fill(file: &mut fs::File, size: u64) -> std::io::Result<()> {
     let length = i64::try_from(size).unwrap_or(i64::MAX);
     match fallocate(file.file(), FallocateFlags::empty(), 0, length) {
-        // ZFS only looks whether there is room, and makes a sparse file.
-        Ok(()) if file.metadata()?.blocks() * 512 >= size => Ok(()),
+        Ok(()) if takes_space(&file.metadata()?) => Ok(()),
         Err(Errno::ENOSPC) => Err(Errno::ENOSPC.into()),
         // ext3 and others cannot preallocate.
         _ => fill_with_noise(file, size),
     }
+}
+
+/// Returns whether a file is not sparse. On ZFS fallocate only looks whether there is room, and makes a sparse file.
+/// Blocks are counted roughly there.
+fn takes_space(data: &Metadata) -> bool {
+    data.blocks() * 512 >= data.len() / 2
 }
 
 /// Writes bytes that no file system compresses or has already.
@@ -110,7 +117,10 @@ mod tests {
     fn no_two_blocks_of_the_ballast_are_equal() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ballast");
-        fill_with_noise(&mut fs::File::create(&path).unwrap(), 1 << 20).unwrap();
+        let mut file = fs::File::create(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        assert!(!takes_space(&file.metadata().unwrap()));
+        fill_with_noise(&mut file, 1 << 20).unwrap();
         let content = fs::read(&path).unwrap();
         let blocks: BTreeSet<&[u8]> = content.chunks(4096).collect();
         assert_eq!(blocks.len(), 256);
