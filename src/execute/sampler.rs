@@ -135,15 +135,21 @@ impl Sampler {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_step_that_waits_for_memory_is_told_once() {
-        let directory = tempfile::tempdir().unwrap();
-        let place = directory.path();
+    /// Returns a sampler of the control group that `place` stands for.
+    fn sampler_of(place: &Path) -> Sampler {
         let mut sampler = Sampler::start(&place.join("samples"), place, None);
         sampler.cgroup = Some(Cgroup {
             unit: None,
             directories: vec![(String::new(), place.to_owned())],
         });
+        sampler
+    }
+
+    #[test]
+    fn a_step_that_waits_for_memory_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path();
+        let mut sampler = sampler_of(place);
         assert_eq!(sampler.starved(), None);
         fs::write(place.join("memory.peak"), "7\n").unwrap();
         for (share, told) in [(29.5, None), (31.5, Some((31.5, Some(7)))), (99.0, None)] {
@@ -157,11 +163,7 @@ mod tests {
     fn a_step_that_goes_on_without_a_killed_process_is_told_once() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path();
-        let mut sampler = Sampler::start(&place.join("samples"), place, None);
-        sampler.cgroup = Some(Cgroup {
-            unit: None,
-            directories: vec![(String::new(), place.to_owned())],
-        });
+        let mut sampler = sampler_of(place);
         for kills in [0, 1] {
             fs::write(place.join("memory.events"), format!("oom_kill {kills}\n")).unwrap();
             sampler.sample(0);
