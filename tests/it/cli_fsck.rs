@@ -65,6 +65,7 @@ impl Lab {
         };
         lab.image();
         lab.env("one");
+        lab.wait_for_locks();
         lab
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::inventory::{ASIDE, Read, is_busy, names, read};
+use super::inventory::{ASIDE, Read, names, read};
 use super::{Fix, Inventory, Problem, examine};
 use crate::engine::docker::Service;
 use crate::plan::ids::{EnvId, EnvName, LayerId, VolumeId, VolumeName};
@@ -463,12 +463,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     }
     refuse_newer(&path, VERSION, &format!("store `{}`", root.display()))?;
     if write {
-        let lock = root.join("lock");
-        if is_busy(&lock) {
-            return Err(busy!("the store is held by another command")
-                .help("wait for that command, or stop it with Ctrl-C in its terminal"));
-        }
-        let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::STORE_WAIT)?;
+        let _lock = Lock::exclusive(&root.join("lock"), "the store", "fsck", lock::WAIT)?;
         let method = method_of(root)?;
         if path.exists() {
             quarantine(&path)?;

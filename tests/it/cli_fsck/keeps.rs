@@ -265,10 +265,27 @@ fn a_store_without_its_format_is_known_by_what_rockenv_wrote() {
         let text = lab.fsck(&[], 1);
         assert!(text.contains("format"), "{left}: {text}");
         let mut repair = program(&lab.root);
-        repair.args(["fsck", "--repair"]).output().unwrap();
+        let said = repair.args(["fsck", "--repair"]).output().unwrap();
+        assert!(lab.at("format").exists(), "{left}: {said:?}");
         let made = fs::read_to_string(lab.at("format")).unwrap();
         assert_eq!(made, good, "{left}");
     }
+}
+
+#[test]
+fn a_format_is_repaired_once_another_command_ends() {
+    let lab = Lab::new();
+    fs::remove_file(lab.at("format")).unwrap();
+    let mut other = Command::new("flock");
+    let other = other.arg(lab.at("lock")).args(["sleep", "1"]);
+    let mut other = other.spawn().unwrap();
+    wait_until("the store is held", || {
+        let mut take = Command::new("flock");
+        let take = take.arg("--nonblock").arg(lab.at("lock")).arg("true");
+        !take.status().unwrap().success()
+    });
+    lab.fsck(&["--repair"], 0);
+    assert!(other.wait().unwrap().success());
 }
 
 #[test]
