@@ -463,7 +463,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     }
     refuse_newer(&path, VERSION, &format!("store `{}`", root.display()))?;
     if write {
-        let _lock = Lock::exclusive(&root.join("lock"), "the store", "fsck", lock::WAIT)?;
+        let _lock = Lock::exclusive(&root.join("lock"), "the store", "fsck", lock::STORE_WAIT)?;
         let method = method_of(root)?;
         if path.exists() {
             quarantine(&path)?;
