@@ -7,7 +7,6 @@ use crate::tree::merged::MergedDir;
 
 /// Libraries that keep their kernels in files, in directories named after the library.
 const LIBRARIES: [&str; 3] = ["hipblaslt", "hipsparselt", "rocblas"];
-/// Library directories of distributions.
 const PLACES: [&str; 3] = ["usr/lib", "usr/lib64", "usr/lib/x86_64-linux-gnu"];
 /// Debian adds a version, and some of AMD's libraries a target: `rocblas/4.4.1/library/...`.
 const DEPTH: u32 = 3;

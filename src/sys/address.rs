@@ -78,7 +78,6 @@ pub(crate) fn shown_value(name: &str, value: &str) -> String {
     }
 }
 
-/// Returns whether the value of a parameter or variable with this name is secret.
 pub(crate) fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     SECRET.iter().any(|end| name.ends_with(end))

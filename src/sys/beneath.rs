@@ -116,7 +116,6 @@ pub(crate) fn openat2<P: ?Sized + NixPath>(
     }
 }
 
-/// Opens the directory at `path` in `parent` for reading.
 pub(crate) fn open_dir<P: ?Sized + NixPath>(parent: impl AsFd, path: &P) -> nix::Result<OwnedFd> {
     open(parent, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
 }
@@ -193,7 +192,6 @@ pub(crate) fn is_entry(name: &CStr) -> bool {
     !matches!(name.to_bytes(), b"." | b"..")
 }
 
-/// Opens a path for reading with further flags.
 pub(crate) fn open_file(path: &Path, flags: OFlag) -> std::io::Result<fs_err::File> {
     use fs_err::os::unix::fs::OpenOptionsExt as _;
     let mut options = fs_err::OpenOptions::new();

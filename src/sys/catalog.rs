@@ -27,7 +27,6 @@ impl From<PathBuf> for Directory {
     }
 }
 
-/// A profile, image or hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CatalogEntry {
     pub name: String,

@@ -95,7 +95,6 @@ pub(crate) fn sha256(mut from: impl Read) -> io::Result<([u8; 32], u64)> {
     }
 }
 
-/// Returns whether a text is a SHA-256 in hexadecimal.
 pub(crate) fn is_sha256(digits: &str) -> bool {
     digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

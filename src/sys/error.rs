@@ -11,20 +11,17 @@ use crate::sys::signals;
 pub enum Kind {
     /// A bug, or a machine failure without a kind of its own.
     Unexpected,
-    /// The command line was wrong.
     Usage,
     /// A profile, recipe, hook, archive or configuration file is invalid, or a newer rockenv wrote the store or file.
     Invalid,
     /// An engine, device, tool or server is not available, the store cannot be used, rights are missing, or another
     /// process stopped a container.
     Unavailable,
-    /// A step of the profile failed.
     StepFailed,
     /// Another command holds the env, image or store, or files that the command needs keep changing.
     Busy,
     /// No profile, image or snapshot has that name.
     NotFound,
-    /// The store has no env with that name.
     NoEnv,
     /// A layer does not exist: the store is damaged, or another command has just removed the layer.
     NoLayer,
@@ -34,7 +31,6 @@ pub enum Kind {
     Preflight,
     /// Out of disk or memory.
     OutOfSpace,
-    /// Stopped by the signal with this number.
     Signal(i32),
     /// A user's command could not be run; the code is the one that shells use.
     Command(u8),
@@ -166,7 +162,6 @@ impl Error {
         }
     }
 
-    /// Adds the cause.
     #[must_use]
     pub fn source(mut self, source: impl Into<Source>) -> Self {
         self.source = Some(source.into());

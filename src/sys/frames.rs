@@ -15,7 +15,6 @@ use crate::sys::readable::readable;
 
 /// Maximum size of a body in bytes, many times that of a step's script and environment.
 const MAX_BODY: u32 = 16 << 20;
-/// Maximum number of descriptors in a frame.
 const MAX_FDS: usize = 4;
 /// Time for the rest of a frame after its first bytes. Root in a container can write to the agent's sockets, and could
 /// otherwise keep their readers busy forever.

@@ -14,10 +14,8 @@ use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::userns;
 
-/// Facts about the machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Host {
-    /// Number of processors that this process may use.
     pub cores: u32,
     /// Memory in bytes that this process may use: the machine's, or less if its control group limits it.
     pub memory: u64,
@@ -99,7 +97,6 @@ pub(crate) fn has_selinux() -> bool {
     fs::read_to_string("/sys/fs/selinux/enforce").is_ok_and(|text| text.trim() == "1")
 }
 
-/// The machine's current memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MemoryNow {
     pub total: u64,
@@ -145,7 +142,6 @@ fn group_memory() -> u64 {
     lowest(files.filter_map(|file| fs::read_to_string(file).ok()))
 }
 
-/// Returns the lowest of the limits that these files contain.
 fn lowest(limits: impl Iterator<Item = String>) -> u64 {
     let limits = limits.filter_map(|text| text.trim().parse::<u64>().ok());
     // Without a limit the file contains `max`, or a number larger than any machine's memory. `memory.high` may be 0: a
@@ -246,7 +242,6 @@ fn zfs_cache(arcstats: &str) -> u64 {
     field("size").unwrap_or(0).saturating_sub(kept)
 }
 
-/// Parses a field of `/proc/meminfo` and returns it in bytes.
 fn memory_field(meminfo: &str, name: &str) -> Option<u64> {
     let kib = meminfo.lines().find_map(|line| {
         line.strip_prefix(name)?
@@ -259,7 +254,6 @@ fn memory_field(meminfo: &str, name: &str) -> Option<u64> {
     Some(kib? * 1024)
 }
 
-/// A file system's space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Space {
     #[serde(rename = "size")]

@@ -45,10 +45,8 @@ const MAX_LINE: usize = 4096;
 /// How long a program may take to stop after SIGTERM, or by itself after its reader failed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// An event while a program runs.
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
-    /// The program wrote a line to stderr.
     Line(&'a str),
     /// About a tenth of a second has passed.
     Tick,
@@ -168,7 +166,6 @@ impl Program {
         self
     }
 
-    /// Removes these variables of the caller.
     pub(crate) fn without(mut self, names: &'static [&'static str]) -> Self {
         self.without = names;
         self
@@ -226,7 +223,6 @@ impl Program {
         })
     }
 
-    /// Treats this exit status as success too.
     pub(crate) fn allow_exit_code(mut self, status: i32) -> Self {
         self.tolerated = Some(status);
         self

@@ -25,7 +25,6 @@ fn ignored() -> u64 {
         .unwrap_or_default()
 }
 
-/// The signals that ask the process to stop.
 pub(crate) const STOP: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -48,7 +47,6 @@ pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
 }
 
 impl Signals {
-    /// Blocks the signals for the rest of this process.
     pub(crate) fn take() -> Result<Self> {
         let signals = block(&STOP)?;
         // Usually called once per process; a second descriptor reads the same signals.
@@ -56,7 +54,6 @@ impl Signals {
         Ok(Self(signals))
     }
 
-    /// Returns the signal that arrived, if any.
     pub(crate) fn pending(&self) -> Result<Option<i32>> {
         Ok(self
             .0
@@ -138,7 +135,6 @@ impl<'a> Cancel<'a> {
         }
     }
 
-    /// Returns the signal that arrived, if any.
     pub(crate) fn caught(&self) -> Option<i32> {
         Some(self.caught.load(Ordering::Relaxed)).filter(|number| *number != 0)
     }
@@ -152,7 +148,6 @@ impl<'a> Cancel<'a> {
     }
 }
 
-/// Fails if a signal waits that the command has not read yet.
 pub(crate) fn stop_if_pending() -> Result<()> {
     stop_if(&AtomicBool::new(is_pending()))
 }

@@ -9,10 +9,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_spanned::Spanned;
 
-/// A byte range of a text.
 pub(crate) type Place = Range<usize>;
 
-/// Returns the line number of a byte offset in a text.
 pub(crate) fn line(text: &str, at: usize) -> usize {
     1 + text.get(..at).unwrap_or_default().matches('\n').count()
 }
@@ -21,7 +19,6 @@ pub(crate) fn line(text: &str, at: usize) -> usize {
 #[derive(Clone, Debug)]
 pub struct At<T> {
     pub value: T,
-    /// The bytes that the value was parsed from.
     pub place: Place,
 }
 

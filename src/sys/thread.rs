@@ -11,7 +11,6 @@ pub(crate) fn start<T: Send + 'static>(
     Builder::new().spawn(work).map_err(refused)
 }
 
-/// Starts a thread that ends within a scope.
 pub(crate) fn start_in<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,

@@ -23,7 +23,6 @@ use crate::sys::trusted_files::{Checked, MOST_FILES};
 pub(crate) const VARIABLE: &str = "ROCKENV_TRUSTED_DIRS";
 /// The variable with the digest of the trusted current directory: `rockenv on` sets it on the other machine.
 pub(crate) const DIGEST_VARIABLE: &str = "ROCKENV_TRUSTED_DIGEST";
-/// The configuration file of a directory.
 pub(crate) const CONFIGURATION: &str = "rockenv.toml";
 /// Subdirectories that are searched for profiles, images and hooks.
 pub(crate) const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
@@ -44,14 +43,10 @@ const TRUSTED: [&str; 7] = [
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TrustState {
-    /// The directory has no such files.
     #[default]
     Empty,
-    /// The files are unchanged since they were trusted.
     Trusted,
-    /// The files have changed since they were trusted.
     Changed,
-    /// The files were never trusted.
     Untrusted,
 }
 
@@ -60,20 +55,16 @@ pub(crate) enum TrustState {
 pub struct Current {
     /// Its path, with symlinks resolved.
     pub(crate) directory: PathBuf,
-    /// Whether its files apply.
     pub(crate) state: TrustState,
-    /// Files and keys that do not apply.
     pub(crate) unread: Vec<String>,
     /// What was read to compute the digest.
     pub(crate) checked: Option<Arc<Checked>>,
 }
 
-/// A stored trust decision.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trusted {
     /// A directory, or a profile's file.
     pub(crate) path: PathBuf,
-    /// Digest of a directory's files.
     #[serde(default)]
     pub(crate) digest: Option<String>,
     /// Host directories that the steps of a file may write to.
@@ -118,7 +109,6 @@ impl Current {
         current
     }
 
-    /// Returns this directory as an entry of the search path.
     pub(crate) fn as_directory(&self) -> Directory {
         Directory {
             path: self.directory.clone(),
@@ -147,7 +137,6 @@ impl Current {
         self.counts() && (self.contains(file) || self.checked.as_ref().is_some_and(has))
     }
 
-    /// Returns whether a file is in one of the [`DIRECTORIES`].
     pub(crate) fn contains(&self, file: &Path) -> bool {
         let contains = |name| file.starts_with(self.directory.join(name));
         DIRECTORIES.into_iter().any(contains)
@@ -224,7 +213,6 @@ pub(crate) fn is_listed(path: &Path, listed: Option<&str>) -> bool {
         .any(|one| path.starts_with(one))
 }
 
-/// Returns the names of rockenv's files in a directory.
 pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
     let has = |kind: &&str| names_in(directory, kind).next().is_some();
     let mut found: Vec<_> = DIRECTORIES.into_iter().filter(has).collect();
@@ -234,7 +222,6 @@ pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
     found
 }
 
-/// Returns the names of the profiles, images or hooks in a directory.
 fn names_in(directory: &Path, kind: &str) -> impl Iterator<Item = String> {
     let entries = fs::read_dir(directory.join(kind)).into_iter().flatten();
     let are_hooks = kind == "hooks";

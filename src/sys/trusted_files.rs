@@ -26,7 +26,6 @@ const MOST_BYTES: u64 = 256 << 20;
 pub(crate) struct FileRead {
     /// Its content, up to the requested limit.
     pub(crate) bytes: Vec<u8>,
-    /// Whether any execute bit is set.
     pub(crate) executable: bool,
     /// Its path, with symlinks resolved.
     pub(crate) real: PathBuf,
@@ -40,7 +39,6 @@ pub struct Checked {
     /// Files, by the path they were found at and by their resolved path.
     files: BTreeMap<PathBuf, Known>,
     links: BTreeMap<PathBuf, PathBuf>,
-    /// Number of names in each directory.
     names: BTreeMap<PathBuf, usize>,
 }
 
@@ -135,7 +133,6 @@ fn hold(
     }
 }
 
-/// Makes the error for a file of a trusted directory that has changed.
 pub(crate) fn changed(path: &Path) -> Error {
     invalid!(
         "`{}` changed while it was read, and its directory has to be trusted again",

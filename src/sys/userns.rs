@@ -156,7 +156,6 @@ fn map(own: u32, ranges: &[Range]) -> String {
     words.join(" ")
 }
 
-/// How many subordinate ids a user gets.
 const EACH: u32 = 65_536;
 
 /// Returns a user's ranges in `file`, or those that `getsubids` with these options has from a directory server.
@@ -219,7 +218,6 @@ fn as_in_file(said: &str) -> String {
     ranges.collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the ranges of a user.
 fn ranges_of(text: &str, name: &str, uid: u32) -> Vec<Range> {
     let own = lines(text).filter(|(user, _)| *user == name || user.parse() == Ok(uid));
     own.map(|(_, range)| range)

@@ -22,10 +22,8 @@ const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 /// The id in entries without one.
 const NOBODY: u32 = u32::MAX;
-/// Permission to list and enter.
 const ENTER: u16 = 0o5;
 
-/// Returns the users that a directory's ACL names.
 pub(crate) fn named_users(directory: &Path) -> Result<BTreeSet<u32>> {
     let file = fs::File::open(directory)?;
     let mut value = vec![0; 4096];

@@ -21,7 +21,6 @@ use crate::sys::error::{Result, ResultExt as _, exists};
 #[serde(rename_all = "lowercase", tag = "type")]
 pub enum Content {
     File {
-        /// In bytes.
         size: u64,
         /// SHA-256 of the content, once it was read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +39,6 @@ pub enum Content {
         existed: bool,
     },
     Symlink {
-        /// Its text.
         #[serde(with = "path")]
         target: PathBuf,
     },
@@ -149,11 +147,9 @@ impl ListingEntry {
 
 #[derive(Clone, Debug)]
 pub(crate) enum PathState {
-    /// No entry exists there.
     Free,
     /// A symlink, file or mount point is in the way.
     Blocked,
-    /// This entry exists there.
     Taken(ListingEntry),
 }
 
@@ -252,7 +248,6 @@ impl Listing {
         }
     }
 
-    /// Removes an entry and everything below it.
     pub fn remove(&mut self, path: &Path) {
         // Paths below a directory follow it directly: looking at all paths for each would be quadratic.
         let from_here = self

@@ -47,7 +47,6 @@ fn errno<T>(outcome: rustix::io::Result<T>) -> nix::Result<T> {
     outcome.map_err(|error| nix::Error::from_raw(error.raw_os_error()))
 }
 
-/// How a store keeps trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
@@ -84,7 +83,6 @@ pub(crate) enum FileSystem {
 }
 
 impl FileSystem {
-    /// Returns the file system that a path is on.
     pub(crate) fn of(path: &Path) -> Result<Self> {
         let found = fs_err::metadata(path)?;
         let id = match found.is_dir() {

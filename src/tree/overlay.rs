@@ -41,7 +41,6 @@ const OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 pub struct Upper<'a> {
     /// Receives the changes; becomes a layer when frozen.
     pub diff: &'a Path,
-    /// The kernel's scratch directory.
     pub work: &'a Path,
 }
 

@@ -11,12 +11,9 @@ use super::{Method, btrfs, mounts, overlay, remove_tree, transfer};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result};
 
-/// The abilities of a file system for a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The best method that works.
     pub method: Method,
-    /// The file system's name, according to the kernel.
     pub file_system: String,
     /// For each method tried before `method`, a sentence that says why it does not work.
     pub reasons: Vec<String>,

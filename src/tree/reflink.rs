@@ -65,7 +65,6 @@ pub(super) fn copy_into(from: &Path, to: &Path) -> Result<u64> {
     }
 }
 
-/// A directory and its copy.
 struct Pair {
     source: OwnedFd,
     target: OwnedFd,
@@ -79,10 +78,8 @@ enum Task {
     Below(Arc<Pair>, CString),
 }
 
-/// The state of one thread.
 #[derive(Default)]
 pub(super) struct Worker {
-    /// Number of bytes that this thread copied.
     copied: u64,
     pub(super) attributes: Attributes,
 }
@@ -299,7 +296,6 @@ impl Worker {
         metadata::copy_open(from, stat, to, &mut self.attributes, |_| true)
     }
 
-    /// Copies one entry other than a directory.
     pub(super) fn copy_entry(
         &mut self,
         from: BorrowedFd<'_>,

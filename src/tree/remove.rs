@@ -104,7 +104,6 @@ fn mounted(path: &Path, mount: &Path) -> Error {
     ))
 }
 
-/// A directory being emptied.
 struct Directory {
     fd: OwnedFd,
     name: CString,

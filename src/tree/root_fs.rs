@@ -14,14 +14,12 @@ use super::file::into_file;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
-/// A root file system.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: OwnedFd,
 }
 
 impl Tree {
-    /// Uses an open directory as the root.
     pub(crate) fn of(root: OwnedFd) -> Self {
         Self { root }
     }

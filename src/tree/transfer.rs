@@ -97,7 +97,6 @@ pub(crate) fn next_data(
     Ok((start < end).then_some((start, end)))
 }
 
-/// Copies a part of a file; returns the number of bytes.
 pub(super) fn copy_range(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,

@@ -7,7 +7,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::sys::error::Error;
 use crate::sys::thread;
 
-/// Tasks, and how the work is going.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
@@ -48,7 +47,6 @@ impl<T: Send> Queue<T> {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Adds tasks to be done next.
     pub(crate) fn push(&self, tasks: impl IntoIterator<Item = T>) {
         let mut state = self.lock();
         let before = state.tasks.len();

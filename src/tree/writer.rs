@@ -19,10 +19,8 @@ use crate::sys::account::{Existing, Rights, caller};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// The mode of a missing parent directory.
 const PARENT: u32 = 0o755;
 
-/// Prefix of the temporary names of entries.
 const TEMPORARY: &str = ".rockenv-";
 
 /// Returns whether an entry has the temporary name of an unfinished one, which a killed command leaves.

@@ -18,7 +18,6 @@ const LIMIT: usize = 64 * 1024;
 /// overlayfs's mark on a directory that hides the content of lower layers.
 pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Attributes, by name.
 pub(crate) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Returns whether an attribute is content, to be kept in copies and digests.
@@ -143,7 +142,6 @@ impl Default for Attributes {
 }
 
 impl Attributes {
-    /// Calls `with` for each attribute that is `wanted`.
     pub(crate) fn each(
         &mut self,
         place: XattrFile<'_>,

@@ -24,7 +24,6 @@ use crate::sys::host::names_in;
 
 /// The compute driver's node, shared by all GPUs.
 pub(crate) const KFD: &str = "/dev/kfd";
-/// Directory of render nodes.
 const DRI: &str = "/dev/dri";
 
 /// A GPU as the compute driver lists it. Each partition of an accelerator counts as a GPU.
@@ -34,7 +33,6 @@ pub(crate) struct Gpu {
     pub index: usize,
     /// Name of the ISA, such as `gfx1103`. TheRock need not support it.
     pub isa: String,
-    /// PCI address, such as `0000:03:00.0`.
     pub pci: String,
     /// Partition number, if the device is partitioned.
     pub partition: Option<u32>,
@@ -57,7 +55,6 @@ impl Gpu {
     }
 }
 
-/// Formats as `0000:03:00.0 (gfx1100, renderD128)`.
 impl std::fmt::Display for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} ({}, {})", self.pci, self.isa, self.render)
@@ -76,7 +73,6 @@ pub struct Extras {
 }
 
 impl Extras {
-    /// Returns true if nothing is requested.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -88,12 +84,10 @@ impl Extras {
     }
 }
 
-/// The GPUs of a machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     /// The GPUs that the compute driver lists, in its order. Without those that have no node, if others have one.
     pub gpus: Vec<Gpu>,
-    /// `/dev/kfd` exists.
     pub kfd: bool,
     /// The first GPU's render node, if no GPU has one.
     #[serde(skip)]
@@ -111,7 +105,6 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Reads the machine whose root directory is `root`.
     pub(crate) fn detect(root: &Path) -> Self {
         let there = |path: &str| below(root, path).exists();
         let pci = root.join("sys/bus/pci/devices");
@@ -168,7 +161,6 @@ impl Machine {
         }))
     }
 
-    /// Returns the ISAs of the GPUs, sorted.
     fn isas(&self) -> Vec<&str> {
         let isas: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
         isas.into_iter().collect()
@@ -205,7 +197,6 @@ impl Machine {
             .then(|| format!("the compute driver does not list {}", each.join(", ")))
     }
 
-    /// Returns the paths of all device nodes in `directory`, sorted.
     fn nodes_in(&self, directory: &str) -> Vec<String> {
         let names = names_in(&below(&self.root, directory)).into_iter();
         names.map(|name| format!("{directory}/{name}")).collect()
@@ -215,7 +206,6 @@ impl Machine {
 /// A grant for an env: one GPU, and the additional nodes of its profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
-    /// The root directory of the machine.
     root: PathBuf,
     pub gpu: Gpu,
     extras: Extras,
@@ -253,7 +243,6 @@ pub struct Device {
     /// Major number, which may change when the driver is reloaded.
     pub major: u64,
     pub minor: u64,
-    /// The node's group.
     pub gid: u32,
     pub mode: u32,
 }
@@ -294,7 +283,6 @@ fn device(root: &Path, path: &str) -> Result<Device> {
     })
 }
 
-/// Returns all existing GPU device nodes of a machine.
 pub(crate) fn all_devices(machine: &Machine) -> Vec<Device> {
     let mut paths = vec![KFD.to_owned()];
     paths.extend(machine.gpus.iter().map(Gpu::render_node));
@@ -304,7 +292,6 @@ pub(crate) fn all_devices(machine: &Machine) -> Vec<Device> {
         .collect()
 }
 
-/// Returns the location of an absolute path below the machine's root.
 fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }

@@ -21,7 +21,6 @@ use crate::sys::error::Result;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AccessLayer {
-    /// The node is missing.
     Absent,
     /// Owner, group and mode of the node.
     Group,
@@ -36,11 +35,9 @@ pub(crate) enum AccessLayer {
     Other,
 }
 
-/// The result for one device node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finding {
     pub path: String,
-    /// The node can be used.
     pub ok: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
@@ -82,7 +79,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// Returns the arguments that make [`run`] examine `devices`.
 pub(crate) fn arguments(devices: &[Device]) -> Vec<String> {
     devices
         .iter()
@@ -93,15 +89,11 @@ pub(crate) fn arguments(devices: &[Device]) -> Vec<String> {
 /// The id of unmapped owners and groups in a user namespace.
 const NOBODY: u32 = 65_534;
 
-/// The facts about an attempt to use a node.
 #[derive(Clone, Debug)]
 struct Attempt {
     node: std::result::Result<Node, Errno>,
-    /// The expected major and minor number.
     expected: Option<(u64, u64)>,
-    /// Error of opening the node.
     open: Option<Errno>,
-    /// Error of asking the driver.
     ask: Option<Errno>,
     who: Who,
 }
@@ -115,7 +107,6 @@ struct Node {
     mode: u32,
 }
 
-/// The kernel's facts about the process.
 #[derive(Clone, Debug)]
 struct Who {
     uid: u32,
@@ -169,7 +160,6 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
     }
 }
 
-/// Returns the finding for a node whose driver did not answer in time.
 pub(crate) fn no_answer(path: &str) -> Finding {
     Finding {
         path: path.to_owned(),

@@ -5,7 +5,6 @@ use super::{Extras, Gpu, Grant, Machine};
 use crate::rocm::target::Target;
 use crate::sys::error::Result;
 
-/// A parsed `--gpu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Selector {
     None,
@@ -30,7 +29,6 @@ impl From<&str> for Selector {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Choice {
-    /// The env gets this GPU.
     Gpu {
         grant: Box<Grant>,
         note: Option<String>,
@@ -114,7 +112,6 @@ impl Machine {
         })
     }
 
-    /// Finds the GPU with this index, PCI address or render node.
     fn named(&self, name: &str) -> Result<&Gpu> {
         let render = name.strip_prefix("/dev/dri/").unwrap_or(name);
         let pci = name.to_ascii_lowercase();

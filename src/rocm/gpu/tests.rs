@@ -19,7 +19,6 @@ fn machine(text: &str) -> (tempfile::TempDir, Machine) {
     (root, machine)
 }
 
-/// Returns the text of a file in `tests/gpu`.
 fn text(name: &str) -> String {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu");
     fs::read_to_string(directory.join(name)).unwrap()
@@ -29,7 +28,6 @@ fn known(name: &str) -> (tempfile::TempDir, Machine) {
     machine(&text(name))
 }
 
-/// Returns the command line with another target.
 fn named(isa: &str) -> String {
     format!("rockenv lock {isa}")
 }

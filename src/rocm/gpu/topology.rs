@@ -50,13 +50,11 @@ pub(super) fn read(nodes: &Path, pci: &Path) -> (Vec<Gpu>, bool) {
     (gpus, hidden)
 }
 
-/// Returns the entries of a directory whose names are numbers.
 fn children(directory: &Path) -> Vec<u32> {
     let names = names_in(directory).into_iter();
     names.filter_map(|name| name.parse().ok()).collect()
 }
 
-/// A GPU's `properties`.
 #[derive(Debug, PartialEq, Eq)]
 struct Node {
     version: u32,

@@ -19,10 +19,8 @@ pub(crate) enum How {
     Extended,
 }
 
-/// Foreign code that runs on a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Compatible {
-    /// The ISA that the code was built for.
     pub code: String,
     pub how: How,
     pub note: String,
@@ -35,7 +33,6 @@ const DEBIAN_PATCH: &str = "https://salsa.debian.org/rocm-team/rocm-hipamd";
 const SOLUS: &str = "https://github.com/NixOS/nixpkgs/pull/298388";
 const SAME_MAJOR: &str = "https://github.com/ROCm/rocm-systems/pull/5686";
 
-/// The targets with the ISA of gfx1030.
 const LIKE_GFX1030: &[&str] = &[
     "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
 ];
@@ -80,7 +77,6 @@ const OVERRIDES: [(&[&str], &str, &str, &str); 2] = [
     ),
 ];
 
-/// Returns the foreign code that runs on a target.
 pub(crate) fn runs(target: Target) -> Vec<Compatible> {
     let name = target.name();
     let mut runs = Vec::new();

@@ -18,19 +18,15 @@ const SCHEMA: &str = "rockenv/targets/1";
 /// This process's learned table. It must be set before the first target is looked up.
 static LEARNED: OnceLock<Learned> = OnceLock::new();
 
-/// A checkout's table of targets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Learned {
     schema: String,
-    /// The checkout's directory.
     pub source: PathBuf,
-    /// When the table was read.
     pub time: jiff::Timestamp,
     targets: Vec<Declared>,
 }
 
 impl Learned {
-    /// Copies the table of a checkout.
     pub(crate) fn of(source: &Path, targets: &[Declared]) -> Self {
         Self {
             schema: SCHEMA.to_owned(),
@@ -58,18 +54,15 @@ impl Learned {
         Ok(found)
     }
 
-    /// Writes the table to the store at `home`.
     pub(crate) fn save(&self, home: &Path) -> Result<()> {
         atomic::write_json(&file(home), self)
     }
 
-    /// Makes this process use the table.
     pub(crate) fn install(self) {
         // A second table is ignored, because a name must not change its meaning within a process.
         drop(LEARNED.set(self));
     }
 
-    /// Returns the learned table of this process.
     pub(crate) fn installed() -> Option<&'static Self> {
         LEARNED.get()
     }
@@ -88,7 +81,6 @@ impl Learned {
     }
 }
 
-/// Returns the path of the learned table of the store at `home`.
 pub(crate) fn file(home: &Path) -> PathBuf {
     home.join("targets.json")
 }

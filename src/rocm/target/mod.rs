@@ -32,7 +32,6 @@ pub enum GpuKind {
     Dcgpu,
 }
 
-/// TheRock's support of a target on Linux.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Support {
     /// The marketing name of the architecture, such as `RDNA3`.
@@ -45,7 +44,6 @@ pub struct Support {
     pub release_ready: bool,
 }
 
-/// One row of the table.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TargetInfo {
     /// The facts of TheRock's CMake files.
@@ -58,7 +56,6 @@ pub struct TargetInfo {
 }
 
 impl TargetInfo {
-    /// Returns whether RCCL can be built for this target alone.
     pub fn rccl_buildable(&self) -> bool {
         let mut excluded = self.declared.excluded.iter();
         !excluded.any(|one| one.project == "rccl")
@@ -123,7 +120,6 @@ impl Target {
         }
     }
 
-    /// Returns the retail names of products with this target.
     pub fn products(self) -> &'static [&'static str] {
         products::of(self)
     }
@@ -158,7 +154,6 @@ impl Target {
         self.0
     }
 
-    /// Returns upstream's Linux support, if documented.
     pub fn support(&self) -> Option<&'static Support> {
         self.0.support.as_ref()
     }
@@ -187,7 +182,6 @@ pub(crate) fn isa_name(version: u32) -> String {
     format!("gfx{major}{minor:x}{stepping:x}")
 }
 
-/// Returns every target in TheRock's order.
 pub(crate) fn all() -> impl Iterator<Item = Target> {
     TABLE.targets.iter().map(Target)
 }
@@ -209,7 +203,6 @@ pub(crate) fn families() -> impl Iterator<Item = &'static str> {
     names.collect::<BTreeSet<_>>().into_iter()
 }
 
-/// Returns the names of targets for a message.
 pub(crate) fn shown(targets: &[Target]) -> String {
     let names: Vec<&str> = targets.iter().map(Target::name).collect();
     match names.is_empty() {

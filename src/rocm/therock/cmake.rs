@@ -9,15 +9,12 @@ use crate::sys::error::{Error, Result};
 pub(super) struct Command {
     /// Name in lower case, because CMake ignores its case.
     pub(super) name: String,
-    /// Position of the name.
     pub(super) span: Range<usize>,
-    /// The text between the parentheses.
     pub(super) arguments: Vec<Argument>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Argument {
-    /// Its text, with escapes resolved.
     pub(super) text: String,
     pub(super) span: Range<usize>,
     /// Written in quotation marks or brackets, and so never a keyword.
@@ -28,7 +25,6 @@ pub(super) struct Argument {
     pub(super) comment: Option<String>,
 }
 
-/// Parses a file's commands in order.
 pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Command>> {
     let mut reader = Reader { file, text, at: 0 };
     let mut commands = Vec::new();
@@ -63,7 +59,6 @@ impl<'a> Reader<'a> {
         &rest[..end]
     }
 
-    /// Skips blanks and comments.
     fn space(&mut self) -> Result<()> {
         loop {
             self.take(char::is_whitespace);

@@ -34,16 +34,13 @@ const ARTIFACTS: &str = "\
     rpp solver sparse spdlog support sysdeps sysdeps-amd-mesa sysdeps-expat sysdeps-gmp sysdeps-hwloc sysdeps-libmnl \
     sysdeps-libnl sysdeps-libpciaccess sysdeps-mpfr sysdeps-ncurses sysdeps-util-linux wsl-rocdxg";
 
-/// A difference between a checkout and the built-in table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub(crate) enum Drift {
-    /// A target that only the checkout has.
     NewTarget {
         target: String,
         product: String,
     },
-    /// A target that only the table has.
     NoTarget {
         target: String,
     },
@@ -57,19 +54,15 @@ pub(crate) enum Drift {
         added: Vec<String>,
         removed: Vec<String>,
     },
-    /// A project is no longer built for a target.
     Excluded {
         target: String,
-        /// The project and the issue behind the exclusion.
         #[serde(flatten)]
         excluded: Excluded,
     },
-    /// A project is now built for a target.
     Included {
         target: String,
         project: String,
     },
-    /// The issue behind an exclusion differs.
     Issue {
         target: String,
         project: String,
@@ -79,11 +72,9 @@ pub(crate) enum Drift {
     NewStage {
         stage: String,
     },
-    /// A stage that the checkout lacks.
     NoStage {
         stage: String,
     },
-    /// A stage is built more or less often than before.
     Stage {
         stage: String,
         now: StageKind,
@@ -91,7 +82,6 @@ pub(crate) enum Drift {
     NewArtifact {
         artifact: String,
     },
-    /// An artifact that the checkout lacks.
     NoArtifact {
         artifact: String,
     },
@@ -251,7 +241,6 @@ mod tests {
     use super::*;
     use crate::rocm::therock::Declared;
 
-    /// Returns a checkout that matches the built-in table.
     fn same() -> Checkout {
         Checkout {
             targets: target::all()

@@ -21,7 +21,6 @@ const MAX: u64 = 1 << 20;
 pub struct ArtifactFingerprints {
     /// The artifacts that the build directory builds, with their fingerprints if known.
     pub artifacts: BTreeMap<String, Option<String>>,
-    /// The artifacts of each stage.
     pub stages: BTreeMap<String, BTreeSet<String>>,
 }
 

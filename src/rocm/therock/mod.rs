@@ -27,11 +27,9 @@ use nix::sys::stat::Mode;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// A checkout's table of targets.
 pub(crate) const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
 /// The user's own targets, in the same directory.
 const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
-/// A checkout's topology.
 const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
 
 const VERSION: &str = "version.json";
@@ -41,7 +39,6 @@ const LARGEST: u64 = 4 << 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Checkout {
-    /// Targets in the checkout's order.
     pub targets: Vec<Declared>,
     /// Arguments of the table that have no effect, and what is unknown in the topology, each with its position.
     pub ignored: Vec<String>,
@@ -52,7 +49,6 @@ pub(crate) struct Checkout {
 }
 
 impl Checkout {
-    /// Returns whether a directory looks like a checkout of TheRock.
     pub(crate) fn is_one(directory: &Path) -> bool {
         directory.join(TARGETS).is_file()
     }

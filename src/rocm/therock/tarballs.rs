@@ -10,9 +10,7 @@ use super::{error_at, text};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::Result;
 
-/// TheRock's function that declares a download.
 const FUNCTION: &str = "therock_subproject_fetch";
-/// Archive suffixes that CMake recognises.
 const ENDS: [&str; 10] = [
     ".7z", ".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".zip",
 ];
@@ -25,20 +23,17 @@ const EXPANDED: usize = 4 << 20;
 /// Maximum number of downloads in one file. TheRock's files have a few each.
 const CALLS: usize = 1000;
 
-/// A file that TheRock's build downloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tarball {
     /// TheRock's name for the tarball. It names a CMake target, so it is unique.
     pub name: String,
     pub file: String,
     pub urls: Vec<String>,
-    /// The digest that TheRock requires.
     pub checksum: Checksum,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tarballs {
-    /// The tarballs, ordered by name.
     pub found: Vec<Tarball>,
     /// Calls that could not be interpreted, with their positions. The build itself downloads these.
     pub unclear: Vec<String>,
@@ -129,7 +124,6 @@ fn unclear(error: &crate::sys::error::Error) -> Tarballs {
     }
 }
 
-/// Interprets one call, or returns why it cannot.
 fn call(command: &Command, variables: &Variables) -> std::result::Result<Tarball, String> {
     let (name, arguments) = command
         .arguments

@@ -6,17 +6,14 @@ use super::cmake::{self, Argument, Command};
 use super::error_at;
 use crate::sys::error::{Error, Result};
 
-/// The function that declares a target.
 const DECLARES: &str = "therock_add_amdgpu_target";
 
-/// A target as a checkout declares it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Declared {
     pub name: String,
     pub product: String,
     /// Families, starting with the family of its own name.
     pub families: Vec<String>,
-    /// Projects that are not built for the target.
     pub excluded: Vec<Excluded>,
 }
 

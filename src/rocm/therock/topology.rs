@@ -12,10 +12,8 @@ use crate::sys::error::Result;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ArtifactType {
-    /// Once for all targets.
     #[default]
     Generic,
-    /// Once for each target.
     PerArch,
 }
 
@@ -23,9 +21,7 @@ pub(crate) enum ArtifactType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Scope {
-    /// One artifact for all targets.
     TargetNeutral,
-    /// One artifact for each target or family.
     TargetSpecific,
 }
 
@@ -78,7 +74,6 @@ struct External {
 pub(crate) struct Stage {
     #[serde(rename = "description")]
     _description: Option<String>,
-    /// How often the stage is built.
     #[serde(default, rename = "type")]
     pub kind: ArtifactType,
     #[serde(rename = "artifact_groups")]
@@ -90,7 +85,6 @@ pub(crate) struct Stage {
 #[expect(dead_code, reason = "listed so that unknown keys are refused")]
 pub(crate) struct Group {
     description: Option<String>,
-    /// How often the group is built.
     r#type: Option<ArtifactType>,
     #[serde(default, rename = "artifact_group_deps")]
     pub deps: Vec<Spanned<String>>,

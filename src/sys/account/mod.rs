@@ -22,7 +22,6 @@ use serde::{Deserialize, Serialize};
 pub(crate) use place::{Existing, FilePlace, is_missing, make_directories, open, resolved};
 pub(crate) use rights::Rights;
 
-/// A calling user, with primary and supplementary groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Person {
     pub(crate) uid: u32,
@@ -131,7 +130,6 @@ fn once(user: &str, ask: impl FnOnce() -> Option<String>) -> Option<String> {
     answers.entry(user.to_owned()).or_insert_with(ask).clone()
 }
 
-/// Returns whether `/etc/passwd` has the user.
 pub(crate) fn is_local(uid: u32) -> bool {
     line_of(&local_users(), UID, &uid.to_string()).is_some()
 }
@@ -148,10 +146,8 @@ fn line_of(passwd: &str, field: usize, value: &str) -> Option<String> {
 
 /// How long a name service may take to answer: it may wait for a server that is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Maximum length of an answer.
 const LONGEST: usize = 1 << 20;
 
-/// Returns the output of a program that uses NSS.
 pub(super) fn ask_system(program: &str, arguments: &[&str]) -> Option<String> {
     answer(program, arguments, PATIENCE)
 }
@@ -234,7 +230,6 @@ fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
-/// Returns the ids of the groups that list a user.
 fn members<'a>(groups: &'a str, name: &'a str) -> impl Iterator<Item = u32> + 'a {
     groups.lines().filter_map(move |line| {
         let mut fields = line.split(':').skip(2);
@@ -282,11 +277,9 @@ mod tests {
 /// The user that runs steps and owns their files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildUser {
-    /// Name in the env.
     pub name: String,
     pub uid: u32,
     pub gid: u32,
-    /// Home in the env.
     pub home: String,
 }
 

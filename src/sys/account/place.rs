@@ -14,10 +14,8 @@ use super::rights::{Rights, is_refusal};
 use crate::sys::error::{Error, Result, ResultExt as _, named_path};
 use crate::sys::{beneath, trusted_files};
 
-/// What to do about an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Existing {
-    /// Keep it and fail.
     Refuse,
     /// Replace it; a reader sees the old or the new file.
     Replace,

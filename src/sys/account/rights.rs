@@ -33,7 +33,6 @@ pub(crate) const SUBCOMMAND: &str = "__as-caller";
 /// Whose rights apply. Every path is below an open directory; [`Rights::open`] also takes a path that the user named.
 #[derive(Debug)]
 pub(crate) enum Rights {
-    /// The rights of this process.
     Own,
     /// The rights of the user behind `sudo`, with the connection to a process of that user once it runs.
     Of(Person, Mutex<Option<UnixStream>>),
@@ -88,7 +87,6 @@ type Answer = i32;
 /// The kernel's id for users and groups that a user namespace has no id for.
 const OVERFLOW: u32 = 65_534;
 
-/// The umask of root.
 const ROOTS_UMASK: Mode = Mode::S_IWGRP.union(Mode::S_IWOTH);
 /// The caller's umask, if root's own has replaced it.
 static UMASK: OnceLock<Mode> = OnceLock::new();
@@ -100,7 +98,6 @@ pub(crate) fn set_umask() {
     UMASK.get_or_init(|| umask(ROOTS_UMASK));
 }
 
-/// Returns the caller's umask, if root's own has replaced it.
 pub(crate) fn caller_umask() -> Option<Mode> {
     UMASK.get().copied()
 }
@@ -113,7 +110,6 @@ pub(super) fn restore_umask() {
 }
 
 impl Rights {
-    /// Returns the rights of a user.
     pub(super) fn of(person: Person) -> Self {
         Self::Of(person, Mutex::default())
     }
@@ -171,7 +167,6 @@ impl Rights {
             .map(drop)
     }
 
-    /// Makes a symlink with this target.
     pub(crate) fn symlink<T: ?Sized + NixPath, P: ?Sized + NixPath>(
         &self,
         target: &T,
@@ -182,7 +177,6 @@ impl Rights {
         self.make(&Call::Symlink { target, path }, &[at]).map(drop)
     }
 
-    /// Hard-links a file.
     pub(crate) fn link<F: ?Sized + NixPath, T: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -230,7 +224,6 @@ impl Rights {
         self.make(&Call::SetMode { path, mode }, &[at]).map(drop)
     }
 
-    /// Removes a file, or an empty directory.
     pub(crate) fn unlink<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -317,7 +310,6 @@ impl Rights {
     }
 }
 
-/// Returns whether an error means that the user may not write there.
 pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::EACCES | Errno::EPERM | Errno::EROFS)
 }

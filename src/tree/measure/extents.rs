@@ -46,11 +46,9 @@ struct Extent {
     root: u32,
 }
 
-/// How to query a root's file system.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryMethod {
     btrfs: bool,
-    /// Whether btrfs answers from its trees.
     trees: bool,
     space: u32,
 }
@@ -95,7 +93,6 @@ impl Spaces {
     }
 }
 
-/// Returns whether this process may read the trees of a btrfs.
 fn may_search(directory: BorrowedFd<'_>) -> bool {
     let mut search = Search::<ANSWER>::new(extents_of(0, 0));
     search.run(directory, u32::MAX) != Err(nix::Error::EPERM)
@@ -120,7 +117,6 @@ pub(super) struct Queried<'a> {
     pub(super) root: u32,
 }
 
-/// Extents seen by one worker.
 pub(super) struct Extents {
     list: Vec<Extent>,
     /// Files that did not report their compressed size.
@@ -312,7 +308,6 @@ impl Extents {
 #[derive(Debug)]
 pub(super) struct Subvolume(Vec<Placed>);
 
-/// An extent of one file.
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     inode: u64,

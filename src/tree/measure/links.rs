@@ -23,7 +23,6 @@ pub(super) struct Link {
 /// Shorter lists are not worth sorting and merging.
 const TIDY_FIRST: usize = 1 << 16;
 
-/// Hard links seen by one worker.
 #[derive(Debug)]
 pub(super) struct Links {
     list: Vec<Link>,

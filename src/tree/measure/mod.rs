@@ -45,7 +45,6 @@ impl Root {
         }
     }
 
-    /// Sets the owner.
     #[must_use]
     pub fn owned_by(self, owner: u32) -> Self {
         Self { owner, ..self }
@@ -144,7 +143,6 @@ fn errno(error: nix::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_raw_os_error(error as i32)
 }
 
-/// A path that could not be read.
 #[derive(Debug)]
 pub struct Problem {
     /// The path, beginning with that of its root.
@@ -152,14 +150,12 @@ pub struct Problem {
     pub error: io::Error,
 }
 
-/// The result of [`scan`].
 #[derive(Debug, Default)]
 pub struct Usage {
     /// By class; one entry for every requested class.
     pub classes: BTreeMap<u32, DiskUsage>,
     /// Paths that could not be read, including missing roots. The sums are too small by them.
     pub unreadable: u64,
-    /// The first few unreadable paths.
     pub problems: Vec<Problem>,
     /// Entries that disappeared between being listed and being examined.
     pub vanished: u64,
@@ -205,7 +201,6 @@ impl Usage {
     }
 }
 
-/// Counts one tree with the default options.
 pub fn scan_one(path: &Path) -> Usage {
     scan(&[Root::new(path, 0)], &MeasureOptions::default())
 }

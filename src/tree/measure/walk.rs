@@ -80,7 +80,6 @@ impl Drop for Open<'_> {
     }
 }
 
-/// A directory with queued children.
 #[derive(Debug)]
 struct Dir<'a> {
     open: Arc<Open<'a>>,
@@ -128,7 +127,6 @@ impl Whole {
 
 struct Shared<'a> {
     roots: &'a [Root],
-    /// Maps a root's position to its class's.
     class_of: Vec<usize>,
     /// How to query the files of each root for sharing.
     methods: Vec<Option<QueryMethod>>,
@@ -146,7 +144,6 @@ struct Shared<'a> {
 struct Worker<'s, 'a> {
     shared: &'s Shared<'a>,
     stack: Vec<Task<'a>>,
-    /// Buffer for one listing call.
     listing: Box<[MaybeUninit<u8>]>,
     sums: Vec<DiskUsage>,
     links: Links,
