@@ -209,9 +209,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source
-            .as_deref()
-            .map(|source| -> &(dyn std::error::Error + 'static) { source })
+        self.source.as_deref().map(|source| source as _)
     }
 }
 
@@ -240,7 +238,7 @@ impl From<std::io::Error> for Error {
 
 impl Error {
     /// Makes an error of an I/O error's kind, with help for a full disk.
-    pub(super) fn of_io(error: &std::io::Error, message: String) -> Self {
+    fn of_io(error: &std::io::Error, message: String) -> Self {
         let kind = io_kind(error);
         let made = Self::new(kind, message);
         match kind {
@@ -249,6 +247,12 @@ impl Error {
             }
             _ => made,
         }
+    }
+
+    /// Makes an error with a failed system call as its cause.
+    pub(crate) fn of_errno(errno: nix::Error, message: String) -> Self {
+        let cause = std::io::Error::from(errno);
+        Self::of_io(&cause, message).source(cause)
     }
 
     // The message is the I/O error's own already, so only its source is a cause.
@@ -310,7 +314,7 @@ impl<T> ResultExt<T> for std::result::Result<T, std::io::Error> {
 
 impl<T> ResultExt<T> for std::result::Result<T, nix::Error> {
     fn context(self, message: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(std::io::Error::from).context(message)
+        self.map_err(|errno| Error::of_errno(errno, message()))
     }
 }
 

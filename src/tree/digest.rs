@@ -397,9 +397,7 @@ fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> 
         }
     };
     queue.run_on(2, start, work, |(_, part)| done.extend(part));
-    if let Some((error, _)) = queue.into_failure() {
-        return Err(error);
-    }
+    queue.into_result()?;
     for (at, digest) in done {
         if let What::File { sha256, .. } = &mut nodes[at].what {
             *sha256 = digest;

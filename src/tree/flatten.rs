@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -24,7 +23,7 @@ use super::transfer::Transport;
 use super::work_queue::Queue;
 use super::xattr::{Attributes, OPAQUE, XattrFile};
 use crate::sys::beneath;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// Merges the layers `diffs` into the new directory `into` on their file system, so that `into` on `below` shows what
 /// `diffs` show on `below`. Both are given bottom first; the first of `below` is the image.
@@ -67,10 +66,7 @@ pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<()> 
     }]);
     let work = |merged, worker: &mut Worker| merge.directory(&merged, worker);
     merge.queue.run(work, drop);
-    match merge.queue.into_failure() {
-        None => Ok(()),
-        Some((error, _)) => Err(error),
-    }
+    merge.queue.into_result()
 }
 
 struct Merge<'a> {
@@ -111,8 +107,8 @@ impl Merge<'_> {
     fn directory(&self, merged: &Merged, worker: &mut Worker) {
         if let Err((name, error)) = self.merge(merged, worker) {
             let path = self.into.join(&merged.path).join(name);
-            let Err(failed) = Err::<Infallible, _>(error)
-                .context(|| format!("cannot merge layers into `{}`", path.display()));
+            let message = format!("cannot merge layers into `{}`", path.display());
+            let failed = Error::of_errno(error, message);
             self.queue.abort(match error {
                 // The layer refers to a lower one, which rockenv's mounts neither produce nor follow.
                 Errno::EUCLEAN => failed.help("the layer was written with other overlay options than rockenv's: remove the env"),

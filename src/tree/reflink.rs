@@ -6,7 +6,6 @@
 //! entered: an empty directory or file takes their place.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -25,7 +24,7 @@ use super::transfer::Transport;
 use super::work_queue::Queue;
 use super::xattr::Attributes;
 use crate::sys::beneath;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// Makes `to`, which must not exist, a copy of the directory `from`, on the same file system or another.
 ///
@@ -59,10 +58,7 @@ pub(super) fn copy_into(from: &Path, to: &Path) -> Result<u64> {
     let mut copied = 0;
     let work = |task, worker: &mut Worker| copy.run(task, worker);
     copy.queue.run(work, |worker| copied += worker.copied);
-    match copy.queue.into_failure() {
-        None => Ok(copied),
-        Some((error, _)) => Err(error),
-    }
+    copy.queue.into_result().map(|()| copied)
 }
 
 struct Pair {
@@ -120,13 +116,9 @@ impl Copy<'_> {
         if beneath::is_entry(name) {
             below.push(OsStr::from_bytes(name.to_bytes()));
         }
-        let Err(failed) = Err::<Infallible, _>(error).context(|| {
-            format!(
-                "cannot copy `{}` to `{}`",
-                self.from.join(&below).display(),
-                self.to.join(&below).display()
-            )
-        });
+        let (from, to) = (self.from.join(&below), self.to.join(&below));
+        let message = format!("cannot copy `{}` to `{}`", from.display(), to.display());
+        let failed = Error::of_errno(error, message);
         self.queue.abort(match error {
             Errno::EMFILE => failed.help("the tree is very deep: raise the limit with `ulimit -n`"),
             _ => failed,

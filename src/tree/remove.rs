@@ -4,7 +4,6 @@
 //! deletion out of the tree. A directory keeps its descriptor until its children are gone; a subtree that would go too
 //! deep is first moved to the top of the tree.
 
-use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -322,8 +321,8 @@ impl Removal<'_> {
             )
             .help("use Linux 5.6 or later; in a container, allow the system call openat2"),
             error => {
-                let Err(failed) = Err::<Infallible, _>(error)
-                    .context(|| format!("cannot delete `{}`", path.display()));
+                let message = format!("cannot delete `{}`", path.display());
+                let failed = Error::of_errno(error, message);
                 match error {
                     Errno::EPERM => failed.help(format!("see `lsattr -d {}`", quoted_path(&path))),
                     _ => failed,

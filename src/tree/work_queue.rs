@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::sys::error::Error;
+use crate::sys::error::{Error, Result};
 use crate::sys::thread;
 
 #[derive(Debug)]
@@ -98,6 +98,11 @@ impl<T: Send> Queue<T> {
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         state.error.map(|error| (error, state.failures))
+    }
+
+    /// Returns the failure that counts: the decisive one, or else the first.
+    pub(crate) fn into_result(self) -> Result<()> {
+        self.into_failure().map_or(Ok(()), |(error, _)| Err(error))
     }
 
     /// Runs until no task is left and none can be added; each thread has its own state, which `end` receives.

@@ -48,7 +48,8 @@ pub(crate) fn set_caller(user: &BuildUser) {
     rights::set_umask();
     if user.uid != 0 {
         // A second call reads the same environment, so its value is the same.
-        drop(CALLER.set(Rights::of(Person::of(user.uid, user.gid))));
+        let person = Person::of(user.uid, user.gid);
+        drop(CALLER.set(Rights::Of(person, Mutex::default())));
     }
 }
 

@@ -110,10 +110,6 @@ pub(super) fn restore_umask() {
 }
 
 impl Rights {
-    pub(super) fn of(person: Person) -> Self {
-        Self::Of(person, Mutex::default())
-    }
-
     /// Returns the mode for creating a file of the caller, less the caller's umask if the kernel does not clear all of
     /// it. In a directory with a default access control list, the kernel clears nothing, and the list limits the mode.
     fn masked(&self, mode: Mode) -> u32 {
@@ -305,8 +301,7 @@ impl Rights {
         if is_refusal(errno) {
             return self.may_not_write(&format!("to directory `{shown}`"), errno);
         }
-        let cause = std::io::Error::from(errno);
-        Error::of_io(&cause, format!("cannot write in `{shown}`")).source(cause)
+        Error::of_errno(errno, format!("cannot write in `{shown}`"))
     }
 }
 
