@@ -52,7 +52,7 @@ pub(crate) enum Event<'a> {
     Tick,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use]
 pub(crate) struct Program {
     name: String,
@@ -126,20 +126,13 @@ impl Program {
                 .to_string_lossy()
                 .into_owned(),
             path,
-            args: Vec::new(),
             env: vec![
                 ("PATH".into(), PATH.into()),
                 ("LC_ALL".into(), "C.UTF-8".into()),
             ],
             directory: "/".into(),
-            isolated: false,
-            user: None,
-            inherit_env: false,
-            without: &[],
-            tolerated: None,
-            is_rockenv: false,
             grace: GRACE,
-            input: Vec::new(),
+            ..Self::default()
         }
     }
 
