@@ -26,6 +26,7 @@ use nix::sys::stat::Mode;
 
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::span;
 
 pub(crate) const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
 /// The user's own targets, in the same directory.
@@ -83,15 +84,12 @@ impl Checkout {
                 .inspect_err(|error| ignored.push(error.message().to_owned()))
                 .ok()
         });
-        let version = match self::text(directory, VERSION)? {
-            Some(text) => Some(version(&text)?),
-            None => None,
-        };
+        let version = self::text(directory, VERSION)?.map(|text| version(&text));
         Ok(Self {
             targets,
             ignored,
             topology,
-            version,
+            version: version.transpose()?,
         })
     }
 
@@ -155,7 +153,7 @@ fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8
 const SHOWN: usize = 160;
 
 /// Returns an error that shows a position in a text: `FILE:LINE:COLUMN: MESSAGE`, with the line and a mark below it.
-fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str) -> Error {
+fn error_at(file: &str, text: &str, at: span::Place, message: &str) -> Error {
     let boundary = |mut at: usize| {
         at = at.min(text.len());
         while !text.is_char_boundary(at) {
@@ -163,23 +161,16 @@ fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str)
         }
         at
     };
-    let start = boundary(span.start);
+    let start = boundary(at.start);
     let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
     let line = text[line_start..].lines().next().unwrap_or_default();
-    let number = 1 + text[..start].matches('\n').count();
+    let number = span::line(text, start);
     let column = 1 + text[line_start..start].chars().count();
-    let end = boundary(span.end).max(start);
-    let width = text[start..end]
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .count();
-    let shown: String = line
-        .chars()
-        .take(SHOWN)
-        .map(|c| if c == '\t' { ' ' } else { c })
-        .collect();
+    let end = boundary(at.end).max(start);
+    let marked = text[start..end].lines().next().unwrap_or_default();
+    let width = marked.chars().count();
+    let shown: String = line.chars().take(SHOWN).collect();
+    let shown = shown.replace('\t', " ");
     let before = column - 1;
     let shown = match before < SHOWN {
         true => {

@@ -135,18 +135,12 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Topology> {
     let named = named.chain(artifacts.clone().map(|artifact| &artifact.group));
     named.into_iter().try_for_each(group)?;
     for set in groups.flat_map(|group| &group.sources) {
-        check(
-            topology.sources.contains_key(set.get_ref()),
-            "source set",
-            set,
-        )?;
+        let known = topology.sources.contains_key(set.get_ref());
+        check(known, "source set", set)?;
     }
     for dep in artifacts.flat_map(|artifact| &artifact.deps) {
-        check(
-            topology.artifacts.contains_key(dep.get_ref()),
-            "artifact",
-            dep,
-        )?;
+        let known = topology.artifacts.contains_key(dep.get_ref());
+        check(known, "artifact", dep)?;
     }
     if topology.stages.is_empty() {
         return Err(invalid!("{file} has no stages"));
