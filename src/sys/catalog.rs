@@ -51,10 +51,7 @@ pub(crate) fn list<'a>(
     for directory in directories {
         let entries = match if_exists(fs_err::read_dir(&directory.path)) {
             Err(_) if account::is_missing(&directory.path) => continue,
-            entries => entries?,
-        };
-        let Some(entries) = entries else {
-            continue;
+            entries => entries?.into_iter().flatten(),
         };
         for entry in entries {
             if let Some((name, path)) = of(&entry?.path())

@@ -1,7 +1,7 @@
 //! Owns reading stacked layers without mounting them. Follows no symlink out of them, and runs nothing.
 
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
@@ -65,13 +65,13 @@ impl MergedDir {
             let mut directory = nix::dir::Dir::from_fd(beneath::open_dir(layer, c".")?)?;
             for entry in directory.iter().take(MAX_ENTRIES) {
                 let entry = entry?;
-                let Some(name) = entry_name(entry.file_name()) else {
-                    continue;
-                };
-                if !hidden.contains(&name) {
+                if let Ok(name) = entry.file_name().to_str()
+                    && beneath::is_entry(entry.file_name())
+                    && !hidden.contains(name)
+                {
                     match kind_of(layer.as_fd(), &entry)? {
-                        Kind::Whiteout => hidden.insert(name),
-                        Kind::Directory | Kind::Other => names.insert(name),
+                        Kind::Whiteout => hidden.insert(name.to_owned()),
+                        Kind::Directory | Kind::Other => names.insert(name.to_owned()),
                     };
                 }
             }
@@ -92,11 +92,6 @@ impl MergedDir {
         }
         Ok(None)
     }
-}
-
-fn entry_name(name: &CStr) -> Option<String> {
-    let name = beneath::is_entry(name).then(|| name.to_str().ok())??;
-    Some(name.to_owned())
 }
 
 #[cfg(test)]
