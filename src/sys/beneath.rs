@@ -205,12 +205,9 @@ pub(crate) fn open_real_dir(path: &Path) -> std::io::Result<fs_err::File> {
 
 /// Opens the directory at `path`; symlinks in the path belong to the caller and are followed.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
-    nix::fcntl::open(
-        path,
-        OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
-        Mode::empty(),
-    )
-    .context(|| format!("cannot open directory `{}`", path.display()))
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    nix::fcntl::open(path, flags, Mode::empty())
+        .context(|| format!("cannot open directory `{}`", path.display()))
 }
 
 /// Returns the parent directory of a path; `.` for a plain name.
@@ -253,12 +250,8 @@ mod tests {
             rename(from, &format!("new {from}")).unwrap();
         }
         // A file on another file system cannot be renamed. The claim goes.
-        let failed = rename_to_claimed(
-            open_path(Path::new("/proc")).unwrap(),
-            "version",
-            &top,
-            "new",
-        );
+        let elsewhere = open_path(Path::new("/proc")).unwrap();
+        let failed = rename_to_claimed(elsewhere, "version", &top, "new");
         assert_eq!(failed, Err(Errno::EXDEV));
         assert_eq!(fs::read(at("taken")).unwrap(), b"theirs");
         assert_eq!(fs::read(at("new file")).unwrap(), b"ours");
@@ -276,14 +269,8 @@ mod tests {
         // The kernel checks for concurrent renames only on `..`.
         fs::os::unix::fs::symlink("../lib/release", at("root/etc/release")).unwrap();
         let root = fs::File::open(at("root")).unwrap();
-        let open = || {
-            open_by(
-                root.file(),
-                "etc/release",
-                OFlag::O_RDONLY,
-                ResolveFlag::RESOLVE_BENEATH,
-            )
-        };
+        let resolve = ResolveFlag::RESOLVE_BENEATH;
+        let open = || open_by(root.file(), "etc/release", OFlag::O_RDONLY, resolve);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

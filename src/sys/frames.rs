@@ -38,14 +38,9 @@ pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) ->
     let rights = [ControlMessage::ScmRights(fds)];
     let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
     // A stream socket's buffer takes four bytes completely or not at all.
-    sendmsg::<()>(
-        socket.as_raw_fd(),
-        &slices,
-        control,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )
-    .map_err(|error| not_sent(error.into()))?;
+    let flags = MsgFlags::MSG_NOSIGNAL;
+    let sent = sendmsg::<()>(socket.as_raw_fd(), &slices, control, flags, None);
+    sent.map_err(|error| not_sent(error.into()))?;
     (&mut &*socket).write_all(&body).map_err(not_sent)
 }
 

@@ -259,13 +259,9 @@ impl Node {
 fn scan(root: &Path, cancel: &AtomicBool) -> Result<Vec<Node>> {
     let tree = Tree::open(root)?;
     let stat = nix::sys::stat::fstat(tree.fd())?;
+    let xattrs = XattrFile::Open(tree.fd()).content()?;
     let mut walk = Walk {
-        nodes: vec![node(
-            Vec::new(),
-            &stat,
-            What::Directory,
-            XattrFile::Open(tree.fd()).content()?,
-        )],
+        nodes: vec![node(Vec::new(), &stat, What::Directory, xattrs)],
         seen: HashMap::new(),
         cancel,
     };
@@ -427,13 +423,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs_err::create_dir(root.join("a")).unwrap();
-        fs_err::write(root.join("a/file"), "text").unwrap();
-        fs_err::write(root.join("a-b"), "x").unwrap();
+        write(root, "a/file", "text");
+        write(root, "a-b", "x");
         fs_err::hard_link(root.join("a/file"), root.join("z")).unwrap();
         symlink("file", root.join("a/link")).unwrap();
         change(root);
         still(root);
         dir
+    }
+
+    fn write(root: &Path, name: &str, text: &str) {
+        fs_err::write(root.join(name), text).unwrap();
+    }
+
+    fn remove(root: &Path, name: &str) {
+        fs_err::remove_file(root.join(name)).unwrap();
     }
 
     fn still(path: &Path) {
@@ -473,42 +477,27 @@ mod tests {
     fn every_change_shows_and_is_named() {
         type Change = fn(&Path);
         let changes: [(Change, &str); 7] = [
-            (
-                |root| fs_err::write(root.join("a/file"), "TEXT").unwrap(),
-                "a/file: content",
-            ),
-            (
-                |root| fs_err::write(root.join("a-b"), "xy").unwrap(),
-                "a-b: size 1, 2",
-            ),
-            (
-                |root| fs_err::write(root.join("new"), "").unwrap(),
-                "new: only in the second",
-            ),
-            (
-                |root| fs_err::remove_file(root.join("a-b")).unwrap(),
-                "a-b: only in the first",
-            ),
+            (|root| write(root, "a/file", "TEXT"), "a/file: content"),
+            (|root| write(root, "a-b", "xy"), "a-b: size 1, 2"),
+            (|root| write(root, "new", ""), "new: only in the second"),
+            (|root| remove(root, "a-b"), "a-b: only in the first"),
             (
                 |root| {
-                    fs_err::set_permissions(
-                        root.join("a-b"),
-                        std::fs::Permissions::from_mode(0o4755),
-                    )
-                    .unwrap();
+                    let mode = std::fs::Permissions::from_mode(0o4755);
+                    fs_err::set_permissions(root.join("a-b"), mode).unwrap();
                 },
                 "a-b: mode 0644, 4755",
             ),
             (
                 |root| {
-                    fs_err::remove_file(root.join("z")).unwrap();
-                    fs_err::write(root.join("z"), "text").unwrap();
+                    remove(root, "z");
+                    write(root, "z", "text");
                 },
                 "z: another name of an earlier file, file",
             ),
             (
                 |root| {
-                    fs_err::remove_file(root.join("a/link")).unwrap();
+                    remove(root, "a/link");
                     symlink("other", root.join("a/link")).unwrap();
                 },
                 "a/link: links to `file`, `other`",

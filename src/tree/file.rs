@@ -125,12 +125,8 @@ pub(crate) fn write(
     let mut file = into_file(file);
     file.write_all(bytes).context(shown)?;
     if let Some((seconds, nanoseconds)) = time {
-        futimens(
-            &file,
-            &TimeSpec::UTIME_OMIT,
-            &TimeSpec::new(seconds, nanoseconds),
-        )
-        .context(shown)?;
+        let time = TimeSpec::new(seconds, nanoseconds);
+        futimens(&file, &TimeSpec::UTIME_OMIT, &time).context(shown)?;
     }
     let stat = fstat(&file)?;
     Ok((stat.st_mtime, stat.st_mtime_nsec))

@@ -18,10 +18,7 @@ use super::xattr::{Attributes, XattrFile};
 use crate::sys::beneath;
 
 fn owner(stat: &FileStat) -> (Option<Uid>, Option<Gid>) {
-    (
-        Some(Uid::from_raw(stat.st_uid)),
-        Some(Gid::from_raw(stat.st_gid)),
-    )
+    (Some(stat.st_uid.into()), Some(stat.st_gid.into()))
 }
 
 fn mode(stat: &FileStat) -> Mode {

@@ -94,13 +94,8 @@ pub fn mount(lowers: &[PathBuf], upper: Option<Upper<'_>>, at: &Path) -> Result<
     let mut result = Err(Errno::EINVAL);
     for extra in extras {
         let options = format!("{options}{extra}");
-        result = sys_mount(
-            Some("rockenv"),
-            at,
-            Some("overlay"),
-            flags,
-            Some(options.as_str()),
-        );
+        let options = Some(options.as_str());
+        result = sys_mount(Some("rockenv"), at, Some("overlay"), flags, options);
         if result != Err(Errno::EINVAL) {
             break;
         }

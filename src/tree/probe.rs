@@ -60,16 +60,11 @@ fn choose(place: &Path, file_system: &str) -> Result<(Method, Vec<String>)> {
     match try_overlay(place) {
         Ok(()) => Ok((Method::Overlay, reasons)),
         Err(error) => {
-            let kind = error.kind();
-            let help = error.help_text().map(str::to_owned);
-            Err(Error::new(
-                kind,
-                format!("a store cannot live on this file system ({file_system})"),
-            )
-            .source(error)
-            .help(help.unwrap_or_else(|| {
-                "set `home` in config.toml to a directory on btrfs, xfs or ext4, or make one with `rockenv setup --store-image 250G`".to_owned()
-            })))
+            let message = format!("a store cannot live on this file system ({file_system})");
+            let help = error.help_text().unwrap_or(
+                "set `home` in config.toml to a directory on btrfs, xfs or ext4, or make one with `rockenv setup --store-image 250G`",
+            );
+            Err(Error::new(error.kind(), message).help(help).source(error))
         }
     }
 }

@@ -164,20 +164,12 @@ impl Copy<'_> {
         drop(entries);
         let mut finish = || {
             let stat = fstat(&pair.source)?;
-            metadata::copy_open(
-                pair.source.as_fd(),
-                &stat,
-                pair.target.as_fd(),
-                &mut worker.attributes,
-                |_| true,
-            )
+            let (from, to) = (pair.source.as_fd(), pair.target.as_fd());
+            metadata::copy_open(from, &stat, to, &mut worker.attributes, |_| true)
         };
         finish().map_err(own)?;
-        self.queue.push(
-            children
-                .into_iter()
-                .map(|name| Task::Below(Arc::clone(pair), name)),
-        );
+        let task = |name| Task::Below(Arc::clone(pair), name);
+        self.queue.push(children.into_iter().map(task));
         Ok(())
     }
 

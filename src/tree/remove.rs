@@ -360,13 +360,8 @@ impl Removal<'_> {
 
 /// Deletes the emptied directory, clearing `chattr +i` if that prevents it.
 fn remove_empty(directory: &Directory, parent: &Directory) -> nix::Result<()> {
-    let remove = || {
-        unlinkat(
-            &parent.fd,
-            directory.name.as_c_str(),
-            UnlinkatFlags::RemoveDir,
-        )
-    };
+    let name = directory.name.as_c_str();
+    let remove = || unlinkat(&parent.fd, name, UnlinkatFlags::RemoveDir);
     match remove() {
         Err(Errno::EPERM) => {
             inode_flags::make_deletable(directory.fd.as_fd())?;
@@ -387,11 +382,8 @@ fn unlink_protected(
     if beneath::kind(&beneath::stat(&directory.fd, name)?) != SFlag::S_IFREG {
         return unlink();
     }
-    let file = beneath::open(
-        &directory.fd,
-        name,
-        OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOATIME,
-    )?;
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOATIME;
+    let file = beneath::open(&directory.fd, name, flags)?;
     let old = inode_flags::make_deletable(file.as_fd())?;
     let result = unlink();
     // Another name outside the tree keeps the file's protection.

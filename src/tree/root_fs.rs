@@ -147,11 +147,8 @@ fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
     for name in names(directory.try_clone()?)? {
         remove_below(directory.as_fd(), &name)?;
     }
-    Ok(nix::unistd::unlinkat(
-        parent,
-        name,
-        UnlinkatFlags::RemoveDir,
-    )?)
+    nix::unistd::unlinkat(parent, name, UnlinkatFlags::RemoveDir)?;
+    Ok(())
 }
 
 /// Returns the names in an open directory, sorted by bytes, without `.` and `..`.

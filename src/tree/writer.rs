@@ -66,7 +66,7 @@ impl Writer {
     fn with(rights: &'static Rights, directory: &Path, synced: bool) -> Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let root = rights
-            .open(None, directory, flags, Mode::empty(), ResolveFlag::empty())
+            .open_named(directory, flags)
             .map_err(|errno| rights.refused(directory, errno))?;
         Ok(Self {
             owner: None,
@@ -264,14 +264,11 @@ impl Writer {
         entry: &ListingEntry,
     ) -> nix::Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
-        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        let file = self.rights.open(
-            Some(to),
-            name,
-            flags,
-            mode,
+        let (mode, resolve) = (
+            Mode::S_IRUSR | Mode::S_IWUSR,
             ResolveFlag::RESOLVE_NO_SYMLINKS,
-        )?;
+        );
+        let file = self.rights.open(Some(to), name, flags, mode, resolve)?;
         let size = fstat(from)?.st_size;
         if size > 0 {
             self.transport.transfer(from, file.as_fd(), size)?;

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd as _;
 use fs_err as fs;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sys::stat::{Mode, SFlag};
+use nix::sys::stat::{Mode, SFlag, major, minor};
 use serde::{Deserialize, Serialize};
 
 use super::KFD;
@@ -122,10 +122,7 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
     // `fs_err` loses the errno.
     let node = nix::sys::stat::stat(path).map(|found| Node {
         device: beneath::kind(&found) == SFlag::S_IFCHR,
-        number: (
-            nix::sys::stat::major(found.st_rdev),
-            nix::sys::stat::minor(found.st_rdev),
-        ),
+        number: (major(found.st_rdev), minor(found.st_rdev)),
         uid: found.st_uid,
         gid: found.st_gid,
         mode: found.st_mode & 0o7777,
@@ -254,17 +251,18 @@ impl Attempt {
     }
 
     fn denied(&self, node: &Node) -> (AccessLayer, String) {
-        let about = format!("group {}, mode {:04o}", node.gid, node.mode);
+        let denied = format!(
+            "permission denied (group {}, mode {:04o})",
+            node.gid, node.mode
+        );
         // This precedes the membership check, because all unmapped groups have the same id here.
         if self.who.mapped
             && node.gid == NOBODY
             && node.mode & 0o060 == 0o060
             && node.mode & 0o006 != 0o006
         {
-            return (
-                AccessLayer::UserNamespace,
-                format!("permission denied ({about}): its group has no id in this user namespace"),
-            );
+            let why = format!("{denied}: its group has no id in this user namespace");
+            return (AccessLayer::UserNamespace, why);
         }
         if self.who.may_open(node) {
             return match &self.who.selinux {
@@ -283,10 +281,7 @@ impl Attempt {
             (_, 0o060) => "the user is not in its group",
             _ => "its group has no permission to open it",
         };
-        (
-            AccessLayer::Group,
-            format!("permission denied ({about}): {reason}"),
-        )
+        (AccessLayer::Group, format!("{denied}: {reason}"))
     }
 }
 

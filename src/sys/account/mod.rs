@@ -95,10 +95,8 @@ pub(crate) fn invoking_user(
         };
         return Ok(BuildUser::new(uid, gid));
     }
-    Ok(BuildUser::new(
-        nix::unistd::getuid().as_raw(),
-        nix::unistd::getgid().as_raw(),
-    ))
+    let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
+    Ok(BuildUser::new(uid.as_raw(), gid.as_raw()))
 }
 
 /// Returns a user's line of `/etc/passwd`, or the one that NSS has for a user of a directory server or of

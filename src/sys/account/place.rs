@@ -40,13 +40,7 @@ impl<'a> FilePlace<'a> {
         let parent_path = beneath::parent(path);
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let parent = rights
-            .open(
-                None,
-                parent_path,
-                flags,
-                Mode::empty(),
-                ResolveFlag::empty(),
-            )
+            .open_named(parent_path, flags)
             .map_err(|errno| match is_refusal(errno) {
                 true => rights.may_not_write(&format!("in `{}`", parent_path.display()), errno),
                 false => named_path(parent_path)(errno.into())
@@ -102,16 +96,10 @@ impl<'a> FilePlace<'a> {
         let id = crate::sys::atomic::random_id()?;
         let part = PathBuf::from(format!(".rockenv-{id}"));
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
-        let file = self
-            .rights
-            .open(
-                Some(self.parent.as_fd()),
-                &part,
-                flags,
-                Mode::from_bits_truncate(mode),
-                ResolveFlag::RESOLVE_NO_SYMLINKS,
-            )
-            .map_err(|errno| self.refused(errno))?;
+        let (at, bits) = (self.parent.as_fd(), Mode::from_bits_truncate(mode));
+        let resolve = ResolveFlag::RESOLVE_NO_SYMLINKS;
+        let made = self.rights.open(Some(at), &part, flags, bits, resolve);
+        let file = made.map_err(|errno| self.refused(errno))?;
         let write = || -> Result<()> {
             let mut file = fs::File::from_parts(file.into(), &self.path);
             file.write_all(bytes)?;
@@ -122,7 +110,7 @@ impl<'a> FilePlace<'a> {
                 nix::unistd::fchown(&file, Some(uid.into()), Some(gid.into())).context(cannot)?;
             }
             file.sync_data()?;
-            let (at, replace) = (self.parent.as_fd(), existing == Existing::Replace);
+            let replace = existing == Existing::Replace;
             match self.rights.rename(at, &part, &self.name, replace) {
                 Err(Errno::EEXIST) => Err(self.exists("")),
                 // In a directory with the sticky bit, the user cannot replace another user's file.
@@ -132,7 +120,7 @@ impl<'a> FilePlace<'a> {
         let written = write();
         if written.is_err() {
             // The first error is the one to report.
-            self.rights.unlink(self.parent.as_fd(), &part, false).ok();
+            self.rights.unlink(at, &part, false).ok();
         }
         written
     }
@@ -149,13 +137,9 @@ impl<'a> FilePlace<'a> {
     }
 
     fn open_with(&self, flags: OFlag, mode: Mode) -> nix::Result<OwnedFd> {
-        self.rights.open(
-            Some(self.parent.as_fd()),
-            &self.name,
-            flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK,
-            mode,
-            ResolveFlag::RESOLVE_NO_SYMLINKS,
-        )
+        let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let (at, resolve) = (self.parent.as_fd(), ResolveFlag::RESOLVE_NO_SYMLINKS);
+        self.rights.open(Some(at), &self.name, flags, mode, resolve)
     }
 
     fn regular(&self, file: OwnedFd) -> Result<fs::File> {
@@ -189,11 +173,12 @@ pub(crate) fn open(path: &Path) -> std::io::Result<fs::File> {
         Err(error)
             if error.kind() == ErrorKind::PermissionDenied && matches!(rights, Rights::Of(..)) =>
         {
-            let opened = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
-            let opened = opened.map_err(|errno| match errno {
-                Errno::EACCES => error,
-                other => other.into(),
-            })?;
+            let opened = rights
+                .open_named(path, flags)
+                .map_err(|errno| match errno {
+                    Errno::EACCES => error,
+                    other => other.into(),
+                })?;
             Ok(fs::File::from_parts(opened.into(), path))
         }
         opened => opened,
@@ -202,8 +187,7 @@ pub(crate) fn open(path: &Path) -> std::io::Result<fs::File> {
 
 /// Returns whether the calling user has no file at this path, even in a directory that is closed to root.
 pub(crate) fn is_missing(path: &Path) -> bool {
-    let (flags, mode) = (OFlag::O_PATH, Mode::empty());
-    let found = super::caller().open(None, path, flags, mode, ResolveFlag::empty());
+    let found = super::caller().open_named(path, OFlag::O_PATH);
     matches!(found, Err(Errno::ENOENT | Errno::ENOTDIR))
 }
 
@@ -211,8 +195,7 @@ pub(crate) fn is_missing(path: &Path) -> bool {
 /// that root then writes there.
 pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-    let there = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
-    if there.is_ok() {
+    if rights.open_named(path, flags).is_ok() {
         return Ok(());
     }
     if let Some(parent) = path
@@ -243,15 +226,8 @@ pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
 
 /// Resolves a path, following links with the user's rights; returns a missing path unchanged.
 pub(crate) fn resolved(rights: &Rights, path: &Path) -> PathBuf {
-    let found = rights.open(
-        None,
-        path,
-        OFlag::O_PATH,
-        Mode::empty(),
-        ResolveFlag::RESOLVE_NO_MAGICLINKS,
-    );
-    let resolved = found
-        .ok()
-        .and_then(|found| trusted_files::real(&found).ok());
+    let resolve = ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let found = rights.open(None, path, OFlag::O_PATH, Mode::empty(), resolve);
+    let resolved = found.ok().and_then(|fd| trusted_files::real(&fd).ok());
     resolved.unwrap_or_else(|| path.to_owned())
 }

@@ -152,6 +152,11 @@ impl Rights {
         self.make(&call, &directories)?.ok_or(Errno::EBADF)
     }
 
+    /// Opens an existing path that the user named, following its links.
+    pub(crate) fn open_named(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+        self.open(None, path, flags, Mode::empty(), ResolveFlag::empty())
+    }
+
     pub(crate) fn make_directory<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,

@@ -442,10 +442,8 @@ fn each_overlap(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) 
         }
         while let Some(extent) = next.next_if(|extent| extent.start == border) {
             *active.entry(extent.root).or_default() += 1;
-            ends.push(Reverse((
-                extent.start.saturating_add(extent.length),
-                extent.root,
-            )));
+            let end = extent.start.saturating_add(extent.length);
+            ends.push(Reverse((end, extent.root)));
         }
     }
 }
@@ -497,20 +495,16 @@ mod tests {
 
     #[test]
     fn a_block_belongs_to_the_first_root_that_reaches_it() {
-        let sums = add_to_classes(
-            &[(0, 100, 1), (0, 100, 0), (0, 100, 0), (200, 50, 1)],
-            &[0, 1],
-        );
+        let extents = [(0, 100, 1), (0, 100, 0), (0, 100, 0), (200, 50, 1)];
+        let sums = add_to_classes(&extents, &[0, 1]);
         assert_eq!(sums, [[100, 0, 0], [50, 50, 100]]);
     }
 
     #[test]
     fn extents_that_overlap_in_part_are_cut() {
         // 0..100 by root 1, 50..150 by root 0, 120..130 by root 2, of the same owner as root 0.
-        let sums = add_to_classes(
-            &[(0, 100, 1), (50, 100, 0), (120, 10, 2), (150, 5, 2)],
-            &[7, 8, 7],
-        );
+        let extents = [(0, 100, 1), (50, 100, 0), (120, 10, 2), (150, 5, 2)];
+        let sums = add_to_classes(&extents, &[7, 8, 7]);
         assert_eq!(sums, [[100, 50, 0], [50, 50, 50], [5, 5, 10]]);
     }
 

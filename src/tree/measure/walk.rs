@@ -445,11 +445,8 @@ impl<'s, 'a> Worker<'s, 'a> {
         let allocated = self.own_bytes(dir, fd, name, &stat);
         self.count(dir.root, &stat, allocated);
         if is_dir {
-            self.stack.push(Task::List(
-                Arc::clone(dir),
-                name.to_owned(),
-                stat.stx_ino == SUBVOLUME_TOP,
-            ));
+            let (name, is_top) = (name.to_owned(), stat.stx_ino == SUBVOLUME_TOP);
+            self.stack.push(Task::List(Arc::clone(dir), name, is_top));
         }
     }
 
