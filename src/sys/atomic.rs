@@ -57,7 +57,6 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write(path, &json(path, value)?)
 }
 
-/// Returns the value as JSON, for the file at `path`.
 pub(crate) fn json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(value)
         .map_err(|error| unexpected!("cannot encode `{}`", path.display()).source(error))?;

@@ -127,7 +127,6 @@ pub(super) fn file_system_id(fd: BorrowedFd<'_>) -> nix::Result<[u8; 16]> {
     Ok(info.id)
 }
 
-/// Returns whether `fd` is the root directory of a subvolume.
 pub fn is_subvolume_fd(fd: impl AsFd) -> nix::Result<bool> {
     let stat = nix::sys::stat::fstat(&fd)?;
     Ok(stat.st_ino == SUBVOLUME_ROOT && is_btrfs(fd)?)
@@ -143,7 +142,6 @@ pub(super) fn is_placeholder(path: &Path) -> Result<bool> {
     Ok(fs_err::metadata(path)?.ino() == PLACEHOLDER && is_btrfs(beneath::open_path(path)?)?)
 }
 
-/// Returns whether a subvolume contains others.
 pub(super) fn has_nested(path: &Path) -> Result<bool> {
     let fd = beneath::open_path(path)?;
     let found = nested(fd.as_fd()).context(|| format!("cannot examine `{}`", path.display()))?;
@@ -240,9 +238,7 @@ pub fn written(path: &Path) -> Result<u64> {
     })
 }
 
-/// Item type of an inode.
 const INODE_ITEM: u32 = 1;
-/// Buffer size for search results.
 const ANSWER: usize = 4096;
 
 /// Returns whether any inode of a subvolume newer than `generation` differs from the other subvolume's, or is missing

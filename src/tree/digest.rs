@@ -36,7 +36,6 @@ pub struct Summary {
     pub bytes: u64,
 }
 
-/// A path that differs between two trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Relative to the trees' roots.
@@ -69,21 +68,16 @@ pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
     })
 }
 
-/// The rules of a comparison.
 pub(crate) struct Comparing<'a> {
-    /// Maximum number of differences to list.
     pub limit: usize,
-    /// Compare modification times.
     pub times: bool,
     /// Selects paths to ignore, relative to the root; the root's own path is empty.
     pub except: &'a (dyn Fn(&Path) -> bool + Sync),
-    /// Labels of the two trees.
     pub names: [&'a str; 2],
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// The first differing paths, in order.
     pub first: Vec<Difference>,
     pub count: usize,
 }

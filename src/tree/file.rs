@@ -27,7 +27,6 @@ pub(crate) enum FoundEntry {
         bytes: Vec<u8>,
         mode: u32,
     },
-    /// No entry exists.
     Absent,
     /// No entry exists, and the nearest parent directory is empty.
     Empty,
@@ -186,7 +185,6 @@ pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<(
     outcome.context(shown)
 }
 
-/// Shortens the regular file at `below` to `length` bytes.
 pub(crate) fn shorten(root: &Path, below: &Path, length: u64) -> Result<()> {
     let shown = || format!("cannot write `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
