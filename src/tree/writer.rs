@@ -264,10 +264,8 @@ impl Writer {
         entry: &ListingEntry,
     ) -> nix::Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
-        let (mode, resolve) = (
-            Mode::S_IRUSR | Mode::S_IWUSR,
-            ResolveFlag::RESOLVE_NO_SYMLINKS,
-        );
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let resolve = ResolveFlag::RESOLVE_NO_SYMLINKS;
         let file = self.rights.open(Some(to), name, flags, mode, resolve)?;
         let size = fstat(from)?.st_size;
         if size > 0 {
