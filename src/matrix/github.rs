@@ -199,8 +199,7 @@ fn id(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pipeline::Share;
-    use super::super::pipeline::tests::{pipeline, sharing};
+    use super::super::pipeline::tests::pipeline;
     use super::*;
 
     #[test]
@@ -216,13 +215,13 @@ mod tests {
                 "env-a_-__b"
             ]
         );
-        let own = pipeline(false, &[]);
+        let own = pipeline(Share::Nothing, &[]);
         let text = workflow(&own, None);
         let status = "        env:\n          CI_JOB_STATUS: ${{ steps.build.outcome }}\n";
         assert_eq!(text.matches(status).count(), 2, "{text}");
         assert_eq!(text.matches("      - id: build\n").count(), 2, "{text}");
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
-        let text = workflow(&pipeline(true, &[]), None);
+        let text = workflow(&pipeline(Share::Store, &[]), None);
         assert_eq!(text.matches(secret).count(), 5, "{text}");
         // Cleaning waits for the job with a GPU too.
         assert_has!(
@@ -234,7 +233,7 @@ mod tests {
     #[test]
     fn labels_are_text_and_only_a_registry_of_github_needs_rights() {
         // Labels are literal text in every kind of job.
-        let mut labelled = pipeline(true, &[]);
+        let mut labelled = pipeline(Share::Store, &[]);
         for job in &mut labelled.jobs {
             job.runner = vec!["${{ x }}".to_owned()];
         }
@@ -244,10 +243,10 @@ mod tests {
         // Only jobs that use GitHub's registry get write access to it.
         let may = "permissions:\n  contents: read\n";
         let pushed = Share::Registry("registry.example.org/r".to_owned());
-        let text = workflow(&sharing(pushed, &[]), None);
+        let text = workflow(&pipeline(pushed, &[]), None);
         assert_has!(text, &format!("{may}concurrency:"));
         let own = Share::Registry("ghcr.io/o/r".to_owned());
-        let text = workflow(&sharing(own, &[]), None);
+        let text = workflow(&pipeline(own, &[]), None);
         assert_has!(text, &format!("{may}  packages: write\nconcurrency:"));
     }
 }

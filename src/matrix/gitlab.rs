@@ -181,12 +181,12 @@ fn tags(runner: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pipeline::tests::pipeline as example;
+    use super::super::pipeline::{Share, tests::pipeline as example};
     use super::*;
 
     #[test]
     fn one_outer_job_runs_the_others_and_cleaning_has_its_own_time() {
-        let text = pipeline(&example(true, &[]), "ci/rockenv.yml").unwrap();
+        let text = pipeline(&example(Share::Store, &[]), "ci/rockenv.yml").unwrap();
         let last = format!("\"leave nothing\":\n  stage: clean\n{INNER}      when: always\n");
         assert_has!(text, &last);
         // The outer job runs all others and is not part of the child pipeline.
@@ -199,7 +199,7 @@ mod tests {
                 .count(),
             5
         );
-        let alone = pipeline(&example(false, &[]), "ci/rockenv.yml").unwrap();
+        let alone = pipeline(&example(Share::Nothing, &[]), "ci/rockenv.yml").unwrap();
         assert_eq!(alone.matches("after_script").count(), 2, "{alone}");
         assert!(
             !alone.contains("trigger") && !alone.contains("rules"),

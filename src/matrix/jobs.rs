@@ -2,7 +2,6 @@
 //! Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -57,27 +56,22 @@ pub(crate) fn shortage(labels: &[String], size: Size) -> Option<String> {
 
 /// Machines for each kind of job, as labels of the CI system.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Runners {
-    #[serde(default = "build")]
     build: Vec<String>,
     /// Machines with a GPU, by target or family.
-    #[serde(default)]
     gpu: BTreeMap<String, Vec<String>>,
     /// Machines that serve every target.
     #[serde(skip)]
     any_gpu: Option<Vec<String>>,
 }
 
-fn build() -> Vec<String> {
-    vec!["ubuntu-latest".to_owned()]
-}
-
 impl Default for Runners {
     fn default() -> Self {
         Self {
-            build: build(),
-            ..Self::any()
+            build: vec!["ubuntu-latest".to_owned()],
+            gpu: BTreeMap::new(),
+            any_gpu: None,
         }
     }
 }
@@ -87,8 +81,7 @@ impl Runners {
     pub fn any() -> Self {
         Self {
             build: Vec::new(),
-            gpu: BTreeMap::new(),
-            any_gpu: None,
+            ..Self::default()
         }
     }
 
@@ -175,12 +168,6 @@ impl FromStr for Shard {
     }
 }
 
-impl fmt::Display for Shard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.index, self.of)
-    }
-}
-
 impl Shard {
     /// Returns the items of this shard. The shards together contain each item once.
     pub(crate) fn of<T>(self, all: Vec<T>) -> Vec<T> {
@@ -193,8 +180,9 @@ impl Shard {
         if self.index <= envs {
             return Ok(());
         }
-        let empty = usage!("part {self} of {} is empty", count(envs, "env"));
-        Err(empty.help(format!("--shard {}/{envs}", self.index.min(envs))))
+        let (Self { index, of }, all) = (self, count(envs, "env"));
+        let empty = usage!("part {index}/{of} of {all} is empty");
+        Err(empty.help(format!("--shard {}/{envs}", index.min(envs))))
     }
 }
 
@@ -383,7 +371,7 @@ mod tests {
             disk,
             ..Size::default()
         };
-        let hosted = build();
+        let hosted = Runners::default().build;
         let own = vec!["Self-Hosted".to_owned(), "ubuntu-24.04".to_owned()];
         let large = size(Some(32 << 30), Some(230 << 30));
         assert_eq!(

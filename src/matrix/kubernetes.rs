@@ -414,7 +414,7 @@ fn resources(pipeline: &Pipeline, cluster: &Cluster, gpu: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pipeline::tests::pipeline;
+    use super::super::pipeline::{Share, tests::pipeline};
     use super::*;
 
     fn cluster(orchestrator: Orchestrator) -> Cluster {
@@ -436,7 +436,7 @@ mod tests {
         };
         assert_eq!(of("echo $HOME $(id) ${x} $"), "echo $HOME $$(id) ${x} $\n");
         assert_eq!(of("$$ $$(x)"), "$$$ $$$$(x)\n");
-        let odd = pipeline(true, &["--param", "x={{{workflow.name}}"]);
+        let odd = pipeline(Share::Store, &["--param", "x={{{workflow.name}}"]);
         let text = manifest(&odd, &cluster(Orchestrator::Argo));
         assert_has!(text, "'x={$(BRACE){workflow.name}}'");
         assert_eq!(text.matches("- name: BRACE\n").count(), 3, "{text}");
@@ -450,7 +450,7 @@ mod tests {
             claim: Some("store".to_owned()),
             ..cluster(Orchestrator::Jobset)
         };
-        let all = pipeline(true, &[]);
+        let all = pipeline(Share::Store, &[]);
         let disk = "    ephemeral-storage: \"21474836480\"\n";
         let requests = "resources:\n  requests:\n    cpu: \"8\"\n    memory: \"3221225473\"\n";
         let limits = "    memory: \"3221225473\"\n";

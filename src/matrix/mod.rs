@@ -49,15 +49,10 @@ impl Cell {
 pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     let mut targets: Vec<Target> = Vec::new();
     for name in names {
-        let named = match (Target::named(name), target::family(name)) {
-            (Ok(target), _) => vec![target],
-            (Err(_), Some(family)) => family,
+        match (Target::named(name), target::family(name)) {
+            (Ok(target), _) => targets.push(target),
+            (Err(_), Some(family)) => targets.extend(family),
             (Err(error), None) => return Err(error),
-        };
-        for target in named {
-            if !targets.contains(&target) {
-                targets.push(target);
-            }
         }
     }
     if targets.is_empty() && profiles.is_empty() {
@@ -77,23 +72,21 @@ pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> 
         }
     };
     let mut cells = Vec::new();
-    let mut add = |cell: Cell| {
-        if !cells.contains(&cell) {
-            cells.push(cell);
+    for target in or_none(targets) {
+        for profile in or_none(profiles) {
+            let cell = cell(profile, target);
+            if !cells.contains(&cell) {
+                cells.push(cell);
+            }
         }
-    };
-    for target in &targets {
-        if profiles.is_empty() {
-            add(cell(None, Some(*target)));
-        }
-        for profile in profiles {
-            add(cell(Some(profile), Some(*target)));
-        }
-    }
-    for profile in profiles.iter().filter(|_| targets.is_empty()) {
-        add(cell(Some(profile), None));
     }
     Ok(cells)
+}
+
+/// Returns the items, or `None` once if there are none.
+fn or_none<T>(items: impl IntoIterator<Item = T>) -> impl Iterator<Item = Option<T>> {
+    let mut items = items.into_iter();
+    std::iter::once(items.next()).chain(items.map(Some))
 }
 
 /// Refuses two envs with the same name.

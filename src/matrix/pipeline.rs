@@ -378,14 +378,7 @@ pub(super) mod tests {
     }
 
     /// Two envs with common steps, one of them with GPU steps.
-    pub(crate) fn pipeline(shared: bool, options: &[&str]) -> Pipeline {
-        match shared {
-            true => sharing(Share::Store, options),
-            false => sharing(Share::Nothing, options),
-        }
-    }
-
-    pub(crate) fn sharing(share: Share, options: &[&str]) -> Pipeline {
+    pub(crate) fn pipeline(share: Share, options: &[&str]) -> Pipeline {
         let calls = Calls {
             written_by: "rockenv matrix".to_owned(),
             rockenv: "sudo -E rockenv".to_owned(),
@@ -413,9 +406,9 @@ pub(super) mod tests {
     #[test]
     fn by_a_registry_each_job_finds_what_others_built() {
         let registry = Share::Registry("registry.example.org/a b".to_owned());
-        let pipeline = sharing(registry, &["--offline"]);
-        let common = pipeline.common.clone().unwrap();
-        let lines = pipeline.build_common(&common, &[]);
+        let sharing = pipeline(registry, &["--offline"]);
+        let common = sharing.common.clone().unwrap();
+        let lines = sharing.build_common(&common, &[]);
         assert_eq!(
             lines,
             [
@@ -428,18 +421,18 @@ pub(super) mod tests {
         );
         // Options that the user gives are not repeated.
         let registry = Share::Registry("registry.example.org/r".to_owned());
-        let given = sharing(registry, &["--push", "--pull=false"]);
+        let given = pipeline(registry, &["--push", "--pull=false"]);
         let up = given.build(&given.jobs[0], &[]).pop().unwrap();
         assert_eq!(up, "sudo -E rockenv -v up a --push --pull=false");
         // Jobs that may only pull build no common steps for others.
         let registry = Share::Registry("registry.example.org/r".to_owned());
-        let pulling = sharing(registry, &["--push=false"]);
+        let pulling = pipeline(registry, &["--push=false"]);
         assert_eq!(pulling.common, None);
         let up = pulling.build(&pulling.jobs[0], &[]).pop().unwrap();
         assert_eq!(up, "sudo -E rockenv -v up a --pull --push=false");
         // Without a shared store, jobs clean up after themselves.
-        assert!(!pipeline.cleans_last() && pipeline.jobs.len() == 3);
-        assert_eq!(pipeline.envs(), ["a", "b"]);
+        assert!(!sharing.cleans_last() && sharing.jobs.len() == 3);
+        assert_eq!(sharing.envs(), ["a", "b"]);
     }
 
     #[test]
@@ -451,7 +444,7 @@ pub(super) mod tests {
                 common,
                 jobs,
                 ..
-            } = pipeline(true, &[]);
+            } = pipeline(Share::Store, &[]);
             calls.options.push("--ephemeral".to_owned());
             Pipeline::new(calls, size, common, jobs, share)
         };
@@ -469,7 +462,7 @@ pub(super) mod tests {
         assert_eq!(quote("it's $HOME; `x`"), "'it'\\''s $HOME; `x`'");
         assert_eq!(words(&["a", "b c"]), "a 'b c'");
         let error = |options: &[&str]| {
-            let calls = pipeline(true, &[]).calls;
+            let calls = pipeline(Share::Store, &[]).calls;
             let calls = Calls {
                 options: options.iter().map(|&one| one.to_owned()).collect(),
                 ..calls
@@ -485,7 +478,7 @@ pub(super) mod tests {
         let calls = Calls {
             setup: Some("  echo hi ".to_owned()),
             rockenv: " rockenv".to_owned(),
-            ..pipeline(true, &[]).calls
+            ..pipeline(Share::Store, &[]).calls
         };
         let trimmed = Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store);
         assert!(
@@ -503,7 +496,7 @@ pub(super) mod tests {
         for bad in "TOKEN|=A|A=|A=B=C|1A=B|A=1B|A-B=C|A=${{ x }}|A=é".split('|') {
             assert!(bad.parse::<Secret>().is_err(), "{bad}");
         }
-        let mut calls = pipeline(true, &[]).calls;
+        let mut calls = pipeline(Share::Store, &[]).calls;
         calls.secrets.push("TOKEN=OTHER".parse().unwrap());
         let twice = Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store);
         assert!(twice.unwrap_err().message().contains("`TOKEN`"));

@@ -180,7 +180,7 @@ fn submit(name: &str, options: &str, lines: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pipeline::tests::pipeline;
+    use super::super::pipeline::{Share, tests::pipeline};
     use super::*;
 
     #[test]
@@ -189,7 +189,7 @@ mod tests {
             gres: Some("gpu:{target}:1".to_owned()),
             sbatch: vec!["--partition=a b".to_owned()],
         };
-        let text = script(&pipeline(true, &[]), &site);
+        let text = script(&pipeline(Share::Store, &[]), &site);
         let submitted: Vec<&str> = text
             .lines()
             .filter_map(|line| line.strip_prefix("submit ")?.strip_suffix(" <<'END'"))
