@@ -96,6 +96,6 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
     }
 }
 
-fn usage() -> Error {
+pub(super) fn usage() -> Error {
     usage!("this subcommand is for rockenv's own use, on another machine")
 }

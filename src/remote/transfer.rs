@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::remote_exec;
 use super::ssh::SshConnection;
 use super::tree::{Seen, Tree};
 use crate::store::lock::Lock;
@@ -86,9 +87,7 @@ pub(crate) fn send(
 /// `__receive PLACE`: receives files into a directory below PLACE.
 pub(crate) fn receive(arguments: &[String]) -> Result<()> {
     let [place] = arguments else {
-        return Err(usage!(
-            "this subcommand is for rockenv's own use, on another machine"
-        ));
+        return Err(remote_exec::usage());
     };
     take(Path::new(place), io::stdin().lock(), io::stdout())
 }
