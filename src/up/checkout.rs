@@ -33,10 +33,7 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
     let mut notes = Vec::new();
     notes.extend(release(gathered, name, &checkout)?);
     let inputs = &mut gathered.inputs;
-    let targets = match inputs.targets.is_empty() {
-        true => &gathered.selection.profile.targets,
-        false => &inputs.targets,
-    };
+    let targets = inputs.asked_targets(&gathered.selection.profile);
     let mut asked = targets.iter();
     if let Some(target) = asked.find(|target| checkout.target(target.name()).is_none()) {
         return Err(invalid!(
@@ -44,12 +41,12 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
         )
         .help(hint));
     }
-    inputs.checkout = Some(checkout.targets.clone());
     let differences = drift(&checkout);
     let named = targets.iter().chain(&inputs.machine_targets);
     let declared =
         named.filter_map(|target| Some(target.declared(checkout.target(target.name())?)));
     inputs.declared = declared.collect();
+    inputs.checkout = Some(checkout.targets.clone());
     if let [first, rest @ ..] = differences.as_slice() {
         let more = match rest.len() {
             0 => String::new(),

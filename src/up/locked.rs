@@ -232,10 +232,7 @@ pub(crate) fn choices(selection: &Selection) -> Choices<'_> {
     let (profile, inputs) = (&selection.profile, &selection.inputs);
     Choices {
         profile: &profile.name,
-        targets: match inputs.targets.is_empty() {
-            true => &profile.targets,
-            false => &inputs.targets,
-        },
+        targets: inputs.asked_targets(profile),
         variant: inputs.variant.as_deref().or(profile.variant.as_deref()),
         from: inputs
             .from

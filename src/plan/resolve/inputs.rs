@@ -104,14 +104,15 @@ impl Inputs {
 
     /// Returns the targets to build for, as the checkout declares them.
     pub(crate) fn targets_of(&self, profile: &Profile) -> Vec<Target> {
-        let targets = match self.targets.is_empty() {
+        let targets = self.asked_targets(profile).iter();
+        targets.map(|target| self.as_declared(*target)).collect()
+    }
+
+    pub(crate) fn asked_targets<'a>(&'a self, profile: &'a Profile) -> &'a [Target] {
+        match self.targets.is_empty() {
             true => &profile.targets,
             false => &self.targets,
-        };
-        targets
-            .iter()
-            .map(|target| self.as_declared(*target))
-            .collect()
+        }
     }
 
     /// Returns a target as the checkout declares it.
