@@ -8,7 +8,6 @@ use fs_err as fs;
 
 use super::request::UpRequest;
 use super::select::Selection;
-use crate::plan::ids::EnvName;
 use crate::profile::Origin;
 use crate::remote;
 use crate::store::{Store, source};
@@ -23,7 +22,12 @@ pub(super) fn check(
     request: &UpRequest<'_>,
 ) -> Result<Option<String>> {
     let (env, origin) = (&selection.name, selection.profile.origin());
-    let Some(old) = recorded(store, env)? else {
+    // An env that is about to be removed does not count.
+    if store.is_abandoned(env) || store.record(env)?.is_none() {
+        return Ok(None);
+    }
+    // Without a spec there is no origin to compare.
+    let Ok(Origin::File(old)) = store.spec(env).map(|spec| spec.origin) else {
         return Ok(None);
     };
     match relation(&old, origin) {
@@ -38,19 +42,6 @@ pub(super) fn check(
                 .help(format!("{new}, or remove the env first: rockenv rm {env}")))
         }
     }
-}
-
-/// Returns the profile file that an env was made from, if any.
-fn recorded(store: &Store, env: &EnvName) -> Result<Option<PathBuf>> {
-    // An env that is about to be removed does not count.
-    if store.is_abandoned(env) || store.record(env)?.is_none() {
-        return Ok(None);
-    }
-    // Without a spec there is no origin to compare.
-    Ok(match store.spec(env).map(|spec| spec.origin) {
-        Ok(Origin::File(path)) => Some(path),
-        Ok(Origin::Builtin(_)) | Err(_) => None,
-    })
 }
 
 /// How the profile that an env was made from is related to another one.

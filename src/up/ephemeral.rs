@@ -4,13 +4,19 @@ use std::path::PathBuf;
 
 use super::stop_and_lock::stop_and_lock;
 use crate::plan::ids::EnvName;
+use crate::store::Store;
 use crate::store::ephemeral::OwnerLock;
-use crate::store::{Store, results};
+use crate::store::results::outputs;
 use crate::sys::error::Result;
 
-/// Removes the env and empties the trash. Returns the directories of its outputs.
+/// Removes the env and empties the trash. Returns the existing directories of its outputs.
 pub(crate) fn end(store: &Store, name: &EnvName, claim: OwnerLock) -> Result<Vec<PathBuf>> {
-    let outputs = outputs(store, name);
+    let spec = store.spec(name).ok();
+    let volumes = spec
+        .iter()
+        .flat_map(|spec| outputs(spec).map(move |volume| (spec, volume)));
+    let places = volumes.filter_map(|(spec, volume)| store.output_dir(spec, volume).ok());
+    let outputs = places.filter(|path| path.exists()).collect();
     // This also ends an `exec` in the env.
     let (env, _) = stop_and_lock(store, name, "up")?;
     if env.is_owned()? {
@@ -24,13 +30,4 @@ pub(crate) fn end(store: &Store, name: &EnvName, claim: OwnerLock) -> Result<Vec
     // stays.
     drop(store.await_trash());
     Ok(outputs)
-}
-
-/// Returns the existing directories of the env's outputs.
-fn outputs(store: &Store, name: &EnvName) -> Vec<PathBuf> {
-    let Ok(spec) = store.spec(name) else {
-        return Vec::new();
-    };
-    let places = results::outputs(&spec).filter_map(|volume| store.output_dir(&spec, volume).ok());
-    places.filter(|path| path.exists()).collect()
 }

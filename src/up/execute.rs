@@ -23,10 +23,20 @@ pub(super) fn execute<'a>(
     observed: &Observed,
     plan: &Plan,
 ) -> Result<ExecutionProgress> {
-    provide(run, resolved, env, observed, plan)?;
-    let Resolved { spec, gathered, .. } = resolved;
-    let selection = gathered.selection;
-    run.with.task.reporter.emit(&Event::RunStarted {
+    let Resolved {
+        spec,
+        gathered,
+        image,
+        ..
+    } = resolved;
+    let (selection, reporter) = (gathered.selection, run.with.task.reporter);
+    run.with.prepare_containers(env, spec, &image.key)?;
+    if let Some(service) = env.service()? {
+        adopt_orphans(env, &service, observed, plan, reporter)?;
+    }
+    let notes = run.with.provide(selection, spec, plan, &gathered.sources)?;
+    notes.into_iter().for_each(|note| reporter.warn(note));
+    reporter.emit(&Event::RunStarted {
         env: spec.name.to_string(),
         plan: shown(plan, selection),
         chosen: match selection.choice.reason {
@@ -56,7 +66,7 @@ pub(super) fn execute<'a>(
         recorded: run.recorded,
         sizing: &selection.sizing,
         signals: run.with.task.signals,
-        reporter: run.with.task.reporter,
+        reporter,
     }
     .run()?;
     if matches!(progress, ExecutionProgress::Ended(Ended::Complete))
@@ -69,32 +79,6 @@ pub(super) fn execute<'a>(
         run.with.store.remove_orphan_snapshots(&service, &keys)?;
     }
     Ok(progress)
-}
-
-/// Prepares what the env's containers need: the image at its service, Ninja, and downloads.
-fn provide(
-    run: &Run<'_>,
-    resolved: &Resolved<'_>,
-    env: &LockedEnv<'_>,
-    observed: &Observed,
-    plan: &Plan,
-) -> Result<()> {
-    let Resolved {
-        spec,
-        gathered,
-        image,
-        ..
-    } = resolved;
-    let reporter = run.with.task.reporter;
-    run.with.prepare_containers(env, spec, &image.key)?;
-    if let Some(service) = env.service()? {
-        adopt_orphans(env, &service, observed, plan, reporter)?;
-    }
-    let notes = run
-        .with
-        .provide(gathered.selection, spec, plan, &gathered.sources)?;
-    notes.into_iter().for_each(|note| reporter.warn(note));
-    Ok(())
 }
 
 /// Records snapshots that only the service still has.

@@ -176,7 +176,13 @@ fn begin(cx: &Context, args: &UpOptions) -> Result<Begun> {
     let metrics = args.metrics.as_deref();
     let metrics = metrics.map(|path| Rows::open(path, slurm_job));
     let metrics = metrics.transpose()?;
-    check_inputs(cx, args, &selection, &store)?;
+    if args.plan.offline {
+        offline::check(cx, &store, &selection)?;
+    }
+    locked::check_files(&selection, &store)?;
+    if let Some(locked) = &selection.locked {
+        store.remember_lock(locked::lasting_path(&locked.path)?, &locked.lock)?;
+    }
     let signals = Signals::take()?;
     let name = &selection.name;
     let claim = args
@@ -197,23 +203,6 @@ fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result
     cx.host_as_rootless("building an env")?;
     if args.pushes(&cx.config) {
         registry::repository_to_push(cx, None, None)?;
-    }
-    Ok(())
-}
-
-/// Refuses inputs that the store lacks for `--offline`, and cache files that differ from the lock file.
-fn check_inputs(
-    cx: &Context,
-    args: &UpOptions,
-    selection: &Selection,
-    store: &Store,
-) -> Result<()> {
-    if args.plan.offline {
-        offline::check(cx, store, selection)?;
-    }
-    locked::check_files(selection, store)?;
-    if let Some(locked) = &selection.locked {
-        store.remember_lock(locked::lasting_path(&locked.path)?, &locked.lock)?;
     }
     Ok(())
 }

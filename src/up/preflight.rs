@@ -95,20 +95,11 @@ impl Needs {
         });
         let disk = disks(spec, root, u64::try_from(spent).unwrap_or(0))?;
         let forecast = forecast(steps, &selection.past, selection.sizing.jobs.value);
-        let mut needs = Self::from_sizing(
-            &selection.profile,
-            spec,
-            plan,
-            selection.sizing.clone(),
-            selection.host.memory,
-            disk,
-        );
-        // This machine's figures are better than published ones.
-        let is_known = |name: &str| forecast.iter().any(|step| step.step == name);
-        needs
-            .published
-            .retain(|published| !is_known(&published.step));
-        Ok(Self { forecast, ..needs })
+        let (profile, sizing) = (&selection.profile, selection.sizing.clone());
+        let machine = selection.host.memory;
+        Ok(Self::from_sizing(
+            profile, spec, plan, sizing, machine, disk, forecast,
+        ))
     }
 
     /// Takes the profile's figures, for a machine with `machine` bytes of memory.
@@ -119,6 +110,7 @@ impl Needs {
         sizing: Sizing,
         machine: u64,
         disk: Vec<Disk>,
+        forecast: Vec<Forecast>,
     ) -> Self {
         let runs: Vec<&PlanStep> = plan
             .steps
@@ -130,6 +122,9 @@ impl Needs {
             steps.find(|step| step.name == planned.name)
         };
         let needed = |planned: &PlanStep| step_of(planned).and_then(|step| step.memory);
+        // This machine's figures are better than published ones.
+        let is_known = |name: &str| forecast.iter().any(|step| step.step == name);
+        let unknown = |planned: &&&PlanStep| !is_known(&planned.name);
         let published = |planned: &&PlanStep| {
             let published = step_of(planned)?.published.as_ref()?;
             Some(Published {
@@ -153,8 +148,8 @@ impl Needs {
             memory,
             memory_for,
             disk,
-            forecast: Vec::new(),
-            published: runs.iter().filter_map(published).collect(),
+            published: runs.iter().filter(unknown).filter_map(published).collect(),
+            forecast,
             stop: stop.map(|last| runs[last].name.clone()),
             outputs: outputs(spec)
                 .filter_map(|volume| match &volume.source {
@@ -485,7 +480,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut disks = disks(&spec, root.path(), 0).unwrap();
         disks[0].free = free;
-        Needs::from_sizing(&profile, &spec, &plan, sizing, memory, disks)
+        Needs::from_sizing(&profile, &spec, &plan, sizing, memory, disks, Vec::new())
     }
 
     fn therock(

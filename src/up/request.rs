@@ -65,34 +65,24 @@ impl UpRequest<'_> {
     /// Returns `rockenv VERB` for the same env, quoted for a shell, with those of `flags` that have a value.
     pub(crate) fn command(&self, verb: &str, flags: &[(&str, Option<&str>)]) -> String {
         let select = self.select;
-        let mut text = format!("rockenv {verb}");
-        let mut add = |words: &[&str]| {
-            for word in words {
-                text.push(' ');
-                text.push_str(&quoted(word));
-            }
-        };
-        if let Some(what) = self.what {
-            add(&[what]);
-        }
-        for target in &select.target {
-            add(&["--target", target]);
-        }
-        for param in &select.param {
-            add(&["--param", param]);
-        }
+        let mut words = vec!["rockenv", verb];
+        words.extend(self.what);
+        words.extend(select.target.iter().flat_map(|name| ["--target", name]));
+        words.extend(select.param.iter().flat_map(|param| ["--param", param]));
         let own = [
             ("--variant", select.variant.as_deref()),
             ("--release", select.release.as_deref()),
             ("--from", select.from.as_deref()),
             ("--engine", select.engine.as_deref()),
         ];
-        for (flag, value) in own.iter().chain(flags) {
-            if let Some(value) = value {
-                add(&[flag, value]);
-            }
-        }
-        text
+        let given = own.iter().chain(flags);
+        words.extend(
+            given
+                .filter_map(|(flag, value)| Some([*flag, (*value)?]))
+                .flatten(),
+        );
+        let words: Vec<_> = words.into_iter().map(quoted).collect();
+        words.join(" ")
     }
 }
 

@@ -38,24 +38,19 @@ pub(crate) struct FingerprintUse {
 
 impl std::fmt::Display for FingerprintUse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.therock {
-            None => write!(
-                f,
-                "later steps are planned after `{}` runs; some may already be built",
-                self.step
-            ),
-            Some(count) => {
-                write!(
-                    f,
-                    "after `{}` keys have TheRock's fingerprints of {}",
-                    self.step,
-                    size::count(count, "artifact")
-                )?;
-                match self.own.is_empty() {
-                    true => Ok(()),
-                    false => write!(f, ", and the source's own for {}", self.own.join(", ")),
-                }
-            }
+        let step = &self.step;
+        let Some(count) = self.therock else {
+            let later = "some may already be built";
+            return write!(f, "later steps are planned after `{step}` runs; {later}");
+        };
+        let artifacts = size::count(count, "artifact");
+        write!(
+            f,
+            "after `{step}` keys have TheRock's fingerprints of {artifacts}"
+        )?;
+        match self.own.is_empty() {
+            true => Ok(()),
+            false => write!(f, ", and the source's own for {}", self.own.join(", ")),
         }
     }
 }

@@ -11,16 +11,9 @@ use crate::sys::signals::Cancel;
 use crate::up::downloads::Fetching;
 use crate::up::resolve::{Gathered, once};
 
-/// Gathers all inputs but the image: fetches missing sources and patches. Returns notes for the user.
+/// Gathers all inputs but the image: fetches missing sources and patches, reads the fingerprints that steps need, and asks
+/// the sources whether the hooks will apply. Returns notes for the user.
 pub(crate) fn fetch(gathered: &mut Gathered<'_>, with: Fetching<'_>) -> Result<Vec<String>> {
-    fetch_sources(with, gathered)?;
-    let mut notes = checkout::use_target_table(gathered)?;
-    notes.extend(prepare_hooks(with, gathered)?);
-    Ok(notes)
-}
-
-/// Fetches missing sources, and reads the fingerprints that steps need.
-fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> {
     let (store, offline) = (with.store, with.offline);
     let selection = gathered.selection;
     let volumes = resolve::volumes(&selection.profile, &gathered.inputs)?;
@@ -48,16 +41,12 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
         cancel.outcome(gathered.compare(&volume.name, &directory, &read))?;
         gathered.sources.insert(volume.name.clone(), directory);
     }
-    Ok(())
-}
-
-/// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns notes for the user.
-fn prepare_hooks(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
-    let selection = gathered.selection;
+    let mut notes = checkout::use_target_table(gathered)?;
     let cancel = Cancel::new(with.task.signals);
-    let fetched = hooks::fetch_patches(&mut gathered.hooks, with.store, with.offline, &cancel);
+    let fetched = hooks::fetch_patches(&mut gathered.hooks, store, offline, &cancel);
     cancel.outcome(fetched)?;
     let git = Git::until(&selection.inputs.user, &cancel);
     cancel.outcome(hooks::apply_to_inputs(gathered, &git))?;
-    hooks::ask(gathered)
+    notes.extend(hooks::ask(gathered)?);
+    Ok(notes)
 }

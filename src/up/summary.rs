@@ -60,13 +60,8 @@ fn way_out(blocked: &[BlockedResult], args: &UpOptions) -> String {
     // An export does not overwrite the files, and a step after `--until` does not run.
     let is_remade = args.plan.until.is_none() && own.iter().all(|result| !result.is_export);
     if let Some(first) = own.first().filter(|_| is_remade) {
-        let rerun = [
-            "; or make them again: ",
-            &again,
-            " --rerun ",
-            first.step.as_str(),
-        ];
-        help.extend(rerun);
+        let step = first.step.as_str();
+        help = format!("{help}; or make them again: {again} --rerun {step}");
     }
     help
 }

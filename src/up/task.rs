@@ -92,12 +92,8 @@ impl<'a> Task<'a> {
         subject: Subject<'_>,
         work: impl FnOnce(&mut TaskContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        let Self {
-            cx,
-            signals,
-            reporter,
-        } = self;
-        let cancel = Cancel::new(signals);
+        let Self { cx, reporter, .. } = self;
+        let cancel = Cancel::new(self.signals);
         let notice = Notice::default();
         let mut progress = |progress: BuildProgress<'_>| {
             cancel.poll();
