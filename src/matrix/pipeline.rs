@@ -403,6 +403,10 @@ pub(super) mod tests {
         Pipeline::new(calls, size, Some(common), jobs, share).unwrap()
     }
 
+    fn without_jobs(calls: Calls) -> Result<Pipeline> {
+        Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store)
+    }
+
     #[test]
     fn by_a_registry_each_job_finds_what_others_built() {
         let registry = Share::Registry("registry.example.org/a b".to_owned());
@@ -438,15 +442,9 @@ pub(super) mod tests {
     #[test]
     fn the_env_with_the_common_steps_stays_for_the_other_jobs() {
         let by = |share: Share| {
-            let Pipeline {
-                mut calls,
-                size,
-                common,
-                jobs,
-                ..
-            } = pipeline(Share::Store, &[]);
-            calls.options.push("--ephemeral".to_owned());
-            Pipeline::new(calls, size, common, jobs, share)
+            let mut of = pipeline(Share::Store, &[]);
+            of.calls.options.push("--ephemeral".to_owned());
+            Pipeline::new(of.calls, of.size, of.common, of.jobs, share)
         };
         by(Share::Nothing).unwrap();
         for share in [Share::Store, Share::Registry("r.example.org/r".to_owned())] {
@@ -462,12 +460,9 @@ pub(super) mod tests {
         assert_eq!(quote("it's $HOME; `x`"), "'it'\\''s $HOME; `x`'");
         assert_eq!(words(&["a", "b c"]), "a 'b c'");
         let error = |options: &[&str]| {
-            let calls = pipeline(Share::Store, &[]).calls;
-            let calls = Calls {
-                options: options.iter().map(|&one| one.to_owned()).collect(),
-                ..calls
-            };
-            Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store).err()
+            let mut calls = pipeline(Share::Nothing, &[]).calls;
+            calls.options = options.iter().map(|&one| one.to_owned()).collect();
+            without_jobs(calls).err()
         };
         assert!(error(&["a\nb"]).is_some() && error(&["a b"]).is_none());
         let said = error(&["a\u{2028}b"]).unwrap();
@@ -480,10 +475,8 @@ pub(super) mod tests {
             rockenv: " rockenv".to_owned(),
             ..pipeline(Share::Store, &[]).calls
         };
-        let trimmed = Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store);
-        assert!(
-            block(2, &trimmed.unwrap().clean(["a"], &[])).starts_with("|\n  echo hi\n  failed=0\n")
-        );
+        let lines = without_jobs(calls).unwrap().clean(["a"], &[]);
+        assert!(block(2, &lines).starts_with("|\n  echo hi\n  failed=0\n"));
     }
 
     #[test]
@@ -498,8 +491,7 @@ pub(super) mod tests {
         }
         let mut calls = pipeline(Share::Store, &[]).calls;
         calls.secrets.push("TOKEN=OTHER".parse().unwrap());
-        let twice = Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store);
-        assert!(twice.unwrap_err().message().contains("`TOKEN`"));
+        assert_has!(without_jobs(calls).unwrap_err().message(), "`TOKEN`");
     }
 
     #[test]

@@ -102,6 +102,11 @@ mod tests {
     use super::*;
 
     fn archive(entries: &[(&str, u64)]) -> Vec<u8> {
+        archive_of(entries, tar::EntryType::Regular)
+    }
+
+    /// Makes an archive whose entries are of this kind, apart from directories.
+    fn archive_of(entries: &[(&str, u64)], kind: tar::EntryType) -> Vec<u8> {
         let mut builder = tar::Builder::new(Vec::new());
         for (name, size) in entries {
             let mut header = tar::Header::new_gnu();
@@ -109,9 +114,10 @@ mod tests {
             header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
             header.set_size(*size);
             header.set_mode(0o6755);
-            if name.ends_with('/') {
-                header.set_entry_type(tar::EntryType::Directory);
-            }
+            header.set_entry_type(match name.ends_with('/') {
+                true => tar::EntryType::Directory,
+                false => kind,
+            });
             header.set_cksum();
             let text = &b"text"[..4.min(usize::try_from(*size).unwrap())];
             builder.append(&header, text).unwrap();
@@ -151,15 +157,7 @@ mod tests {
         use tar::EntryType::{Block, Char, Fifo};
         for kind in [Fifo, Char, Block] {
             let directory = tempfile::tempdir().unwrap();
-            let mut header = tar::Header::new_gnu();
-            header.set_path("out/odd").unwrap();
-            header.set_entry_type(kind);
-            header.set_size(0);
-            header.set_mode(0o644);
-            header.set_cksum();
-            let mut builder = tar::Builder::new(Vec::new());
-            builder.append(&header, io::empty()).unwrap();
-            let sent = builder.into_inner().unwrap();
+            let sent = archive_of(&[("out/odd", 0)], kind);
             let error = unpack(&sent[..], directory.path(), Path::new("out")).unwrap_err();
             let wanted = "`out/odd` is not a file, directory or link";
             assert_eq!(error.to_string(), wanted);
