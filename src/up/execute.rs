@@ -23,14 +23,10 @@ pub(super) fn execute<'a>(
     observed: &Observed,
     plan: &Plan,
 ) -> Result<ExecutionProgress> {
-    let Resolved {
-        spec,
-        gathered,
-        image,
-        ..
-    } = resolved;
+    let (spec, gathered) = (&resolved.spec, &resolved.gathered);
     let (selection, reporter) = (gathered.selection, run.with.task.reporter);
-    run.with.prepare_containers(env, spec, &image.key)?;
+    run.with
+        .prepare_containers(env, spec, &resolved.image.key)?;
     if let Some(service) = env.service()? {
         adopt_orphans(env, &service, observed, plan, reporter)?;
     }

@@ -121,14 +121,9 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     let mut hooks = Vec::new();
     let mut absent = BTreeSet::new();
-    let Gathered {
-        selection,
-        inputs,
-        sources,
-        ..
-    } = gathered;
-    let targets = inputs.targets_of(&selection.profile);
+    let (selection, inputs, sources) = (gathered.selection, &gathered.inputs, &gathered.sources);
     let profile = &selection.profile;
+    let targets = inputs.targets_of(profile);
     let mut names = inputs.chosen(profile)?.hooks();
     // The order in which they are applied.
     names.sort_by_key(|name| inputs.hooks.get(&name.value)?.first_step(profile));
@@ -137,7 +132,7 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
             continue;
         };
         // Whether the hook applies does not matter before its first step.
-        if selection.stops_before(facts.first_step(&selection.profile)) {
+        if selection.stops_before(facts.first_step(profile)) {
             continue;
         }
         let not_now = facts.not_now.clone();

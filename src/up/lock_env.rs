@@ -52,15 +52,10 @@ pub(super) fn record(
     env: &mut LockedEnv<'_>,
     resolved: &Resolved<'_>,
 ) -> Result<()> {
-    let Resolved {
-        spec,
-        image,
-        gathered,
-        ..
-    } = resolved;
-    let command = Some(run.args.lasting_command(gathered.selection.lock_file()));
+    let (spec, image, selection) = (&resolved.spec, &resolved.image, resolved.gathered.selection);
+    let command = Some(run.args.lasting_command(selection.lock_file()));
     if env.record().is_none() {
-        let service = gathered.selection.choice.service.clone();
+        let service = selection.choice.service.clone();
         let mut record = new_record(spec, &image.key, service)?;
         record.command = command;
         return env.commit(record);

@@ -112,15 +112,8 @@ impl<'a> Gathered<'a> {
             let note = format!("image `{name}` is not built yet");
             missing.notes.push(note);
         }
-        gathered.find_sources(store, &mut missing)?;
-        Ok((gathered, missing))
-    }
-
-    /// Gathers the sources that exist, and notes the others.
-    fn find_sources(&mut self, store: Option<&Store>, missing: &mut MissingInputs) -> Result<()> {
-        let selection = self.selection;
         let git = Git::new(&selection.inputs.user);
-        let volumes = resolve::volumes(&selection.profile, &self.inputs)?.into_iter();
+        let volumes = resolve::volumes(&selection.profile, &gathered.inputs)?.into_iter();
         for volume in volumes.filter(|volume| volume.kind == VolumeKind::Source) {
             let name = &volume.name;
             let directory = match (&volume.source, store) {
@@ -141,9 +134,9 @@ impl<'a> Gathered<'a> {
                         .notes
                         .push(format!("source `{name}` is not fetched yet")),
                 }
-                for input in self.inputs_in(name) {
+                for input in gathered.inputs_in(name) {
                     // A lock file may have provided the fingerprint without the source.
-                    let print = self.inputs.fingerprints.entry(input);
+                    let print = gathered.inputs.fingerprints.entry(input);
                     print.or_insert(None);
                 }
                 continue;
@@ -153,17 +146,18 @@ impl<'a> Gathered<'a> {
                 Some(known) => git.known_fingerprint(path, known),
                 None => git.fingerprint(path),
             });
-            self.fingerprint(name, &path, &git, &read)?;
-            self.compare(name, &path, &read)?;
-            self.sources.insert(name.clone(), path);
+            gathered.fingerprint(name, &path, &git, &read)?;
+            gathered.compare(name, &path, &read)?;
+            gathered.sources.insert(name.clone(), path);
         }
         if let Some(store) = store {
-            hooks::known_patches(self.hooks.values_mut(), store)?;
+            hooks::known_patches(gathered.hooks.values_mut(), store)?;
         }
-        missing.notes.extend(checkout::use_target_table(self)?);
-        hooks::apply_to_inputs(self, &git)?;
-        missing.notes.extend(hooks::ask(self)?);
-        Ok(())
+        let notes = checkout::use_target_table(&mut gathered)?;
+        missing.notes.extend(notes);
+        hooks::apply_to_inputs(&mut gathered, &git)?;
+        missing.notes.extend(hooks::ask(&gathered)?);
+        Ok((gathered, missing))
     }
 
     /// Uses an image of the store.

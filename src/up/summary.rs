@@ -106,12 +106,7 @@ pub(crate) fn say(
     args: &UpOptions,
 ) -> Result<u8> {
     let again = args.resume_command();
-    let Finished {
-        ended,
-        env: name,
-        lacking,
-        blocked,
-    } = finished;
+    let (name, lacking, blocked) = (&finished.env, &finished.lacking, &finished.blocked);
     let last = |outcome, message: String| {
         let lacking = lacking.trim_start_matches("; ").to_owned();
         reporter.emit(&Event::Finished {
@@ -124,12 +119,12 @@ pub(crate) fn say(
         Fate::Stays => format!("; to enter it: rockenv shell {name}"),
         Fate::Ends(text) => text.clone(),
     };
-    let foreign = not_its_own(&blocked);
-    match ended {
+    let foreign = not_its_own(blocked);
+    match finished.ended {
         None | Some(Ended::Complete) if blocked.iter().any(|result| result.in_store) => {
             last(Outcome::Failed, String::new());
             let foreign = foreign.unwrap_or_default();
-            Err(drift!("env `{name}` is done, but {foreign}").help(way_out(&blocked, args)))
+            Err(drift!("env `{name}` is done, but {foreign}").help(way_out(blocked, args)))
         }
         None => {
             last(Outcome::Hit, format!("{name}: nothing to do{lacking}"));

@@ -42,18 +42,12 @@ pub(crate) fn without_plans(cx: &Context, cells: &[Cell], runners: &Runners) -> 
 
 /// Decides the jobs by the current plans of the envs.
 pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pipeline> {
-    let PipelineRequest {
-        cells,
-        runners,
-        gpu,
-        mut calls,
-        share,
-        longest_first,
-    } = request;
+    let (mut calls, share, runners) = (request.calls, request.share, request.runners);
     let (options, asked) = take_option(&calls.options, "--gpu");
     calls.options = options;
-    let mut planned = plans(cx, cells, &planning_options(&calls.options, &share))?;
-    if longest_first {
+    let options = planning_options(&calls.options, &share);
+    let mut planned = plans(cx, request.cells, &options)?;
+    if request.longest_first {
         planned.sort_by_key(|(_, plan)| Reverse(plan.needs.known_ms()));
     }
     let (cells, plans): (Vec<Cell>, Vec<EnvPlan>) = planned.into_iter().unzip();
@@ -62,7 +56,8 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
         // The options may change the name, and `rm` needs the right one.
         plan.env.as_str().clone_into(&mut env.name);
     }
-    let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;
+    let gpu = asked.as_deref().unwrap_or(request.gpu);
+    let jobs = jobs_for(cx, &envs, runners, gpu)?;
     let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
     let common = match (common(&steps), cells.first(), plans.first()) {
         (count @ 1.., Some(cell), Some(plan)) => Some(Common {

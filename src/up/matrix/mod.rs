@@ -7,7 +7,6 @@ mod rockenv_command;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::time::Instant;
 
 use clap::Args;
 use serde::Serialize;
@@ -148,13 +147,6 @@ pub(crate) struct CommonSteps {
     steps: usize,
     pub wall_ms: u64,
     pub disk_delta: i64,
-}
-
-struct FinishedUp {
-    up: ScheduledUp,
-    wall_ms: u64,
-    events: UpEvents,
-    result: Result<()>,
 }
 
 /// The state of all envs, and its display.
@@ -335,34 +327,23 @@ fn build(
                 let env = progress.envs[up.env].name().to_owned();
                 let (not_begun, sender) = (up.clone(), ended.clone());
                 let thread = thread::start_in(scope, move || {
-                    let began = Instant::now();
                     let until = up.shared.as_ref().map(|shared| shared.until.as_str());
                     let (events, result) = rockenv.up(&cells[up.env], &env, until);
-                    let wall_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                    let finished = FinishedUp {
-                        up,
-                        wall_ms,
-                        events,
-                        result,
-                    };
                     // The receiver is gone only at the end.
-                    drop(sender.send(finished));
+                    drop(sender.send((up, events, result)));
                 });
                 if let Err(error) = thread {
-                    drop(ended.send(FinishedUp {
-                        up: not_begun,
-                        wall_ms: 0,
-                        events: UpEvents::default(),
-                        result: Err(error),
-                    }));
+                    drop(ended.send((not_begun, UpEvents::default(), Err(error))));
                 }
             }
             if running == 0 {
                 break;
             }
-            let Ok(finished) = ends.recv() else { break };
+            let Ok((up, events, result)) = ends.recv() else {
+                break;
+            };
             running -= 1;
-            progress.end(finished, &mut scheduler);
+            progress.end(&up, events, result, &mut scheduler);
         }
     });
     rockenv.cx.ui.end_section();
@@ -410,32 +391,32 @@ impl Progress<'_> {
     }
 
     /// Records how an `up` ended, and its effect on envs that share its steps.
-    fn end(&mut self, finished: FinishedUp, scheduler: &mut Scheduler) {
-        let FinishedUp {
-            up,
-            wall_ms,
-            events,
-            result,
-        } = finished;
+    fn end(
+        &mut self,
+        up: &ScheduledUp,
+        events: UpEvents,
+        result: Result<()>,
+        scheduler: &mut Scheduler,
+    ) {
         let env = self.envs[up.env].name().to_owned();
         if let (Some(shared), Ok(())) = (&up.shared, &result) {
-            scheduler.succeeded(&up);
+            scheduler.succeeded(up);
             self.common.push(CommonSteps {
                 env,
                 envs: self.names(&shared.envs),
                 until: shared.until.to_string(),
                 steps: shared.steps,
-                wall_ms,
+                wall_ms: events.wall_ms,
                 disk_delta: events.disk_delta,
             });
             return;
         }
         let own = &mut self.envs[up.env];
-        own.wall_ms = wall_ms;
+        own.wall_ms = events.wall_ms;
         own.disk_delta = events.disk_delta;
         match result {
             Ok(()) => {
-                scheduler.succeeded(&up);
+                scheduler.succeeded(up);
                 own.outcome = match events.outcome {
                     Some(Outcome::Hit) => EnvOutcome::Hit,
                     _ => EnvOutcome::Done,
@@ -445,9 +426,9 @@ impl Progress<'_> {
             Err(error) => {
                 own.fail(&error);
                 match events.failed_for_all(&error) {
-                    None => scheduler.dropped(&up),
+                    None => scheduler.dropped(up),
                     Some(step) => {
-                        for other in scheduler.failed(&up) {
+                        for other in scheduler.failed(up) {
                             self.envs[other].why =
                                 Some(format!("step `{step}` failed in env {env}"));
                         }

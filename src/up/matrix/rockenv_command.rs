@@ -1,7 +1,7 @@
 //! Owns the processes of a matrix: a separate rockenv plans and builds each env, so that no env can take another down.
 
 use std::io::{BufRead as _, BufReader};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
@@ -43,6 +43,7 @@ pub(super) struct UpEvents {
     pub outcome: Option<Outcome>,
     /// What the env lacks although its `up` succeeded.
     pub lacking: Option<String>,
+    pub wall_ms: u64,
     pub disk_delta: i64,
     failed: Option<StepName>,
 }
@@ -131,7 +132,9 @@ impl RockenvCommand<'_> {
                 Ok(())
             })
         };
+        let began = Instant::now();
         let result = run();
+        events.wall_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         (events, result)
     }
 
