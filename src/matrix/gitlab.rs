@@ -33,19 +33,9 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
     };
     if let Some(common) = common {
         let script = pipeline.build_common(common, &metrics);
-        text.push(job(
-            pipeline,
-            COMMON,
-            "common",
-            &common.runner,
-            None,
-            &script,
-        ));
-        if !pipeline.cleans_last() {
-            text.push(after(
-                &pipeline.clean([common.env.as_str()], &common.runner),
-            ));
-        }
+        let (env, runner) = (&common.env, &common.runner);
+        let one = job(pipeline, COMMON, "common", env, runner, None, &script);
+        text.push(one);
     }
     for one in &pipeline.jobs {
         let needs = match &one.needs {
@@ -55,11 +45,8 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
         let stage = if one.needs.is_some() { "test" } else { "build" };
         let name = format!("{stage} {}", one.env);
         let script = pipeline.build(one, &metrics);
-        let needs = needs.as_deref();
-        text.push(job(pipeline, &name, stage, &one.runner, needs, &script));
-        if !pipeline.cleans_last() {
-            text.push(after(&pipeline.clean([one.env.as_str()], &one.runner)));
-        }
+        let (env, runner, needs) = (&one.env, &one.runner, needs.as_deref());
+        text.push(job(pipeline, &name, stage, env, runner, needs, &script));
     }
     if pipeline.cleans_last() {
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
@@ -103,6 +90,7 @@ fn job(
     pipeline: &Pipeline,
     name: &str,
     stage: &str,
+    env: &str,
     runner: &[String],
     needs: Option<&str>,
     script: &[String],
@@ -110,10 +98,16 @@ fn job(
     // With the other job's artifacts, `up` would append to that job's metrics.
     let needs = needs.map(|job| format!("{{job: {}, artifacts: false}}", scalar(job)));
     let minutes = pipeline.calls.minutes;
-    let (when, minutes) = match pipeline.cleans_last() {
-        true => (INNER, minutes),
-        // The script's limit, plus an hour for `after_script` and 15 minutes for the rest of the job.
-        false => ("  interruptible: true\n", minutes.saturating_add(75)),
+    let (when, minutes, after) = match pipeline.cleans_last() {
+        true => (INNER, minutes, String::new()),
+        false => {
+            // These run whatever the job's outcome.
+            let lines = block(6, &pipeline.clean([env], runner));
+            let after = format!("  after_script:\n    - {lines}");
+            // The script's limit, plus an hour for `after_script` and 15 minutes for the rest of the job.
+            let minutes = minutes.saturating_add(75);
+            ("  interruptible: true\n", minutes, after)
+        }
     };
     format!(
         "{}:
@@ -124,7 +118,7 @@ fn job(
     when: always
     paths: {}
   script:
-    - {}",
+    - {}{after}",
         scalar(name),
         needs.unwrap_or_default(),
         tags(runner),
@@ -142,11 +136,6 @@ fn metrics(pipeline: &Pipeline) -> Option<String> {
 fn is_in_checkout(path: &str) -> bool {
     let mut parts = Path::new(path).components();
     parts.all(|part| matches!(part, Component::CurDir | Component::Normal(_)))
-}
-
-/// Writes the cleanup lines, which run whatever the job's outcome.
-fn after(lines: &[String]) -> String {
-    format!("  after_script:\n    - {}", block(6, lines))
 }
 
 /// Writes a job's variables. Secrets whose variable has the secret's own name come from the project's settings. Without

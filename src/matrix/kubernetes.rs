@@ -392,24 +392,21 @@ fn placement(cluster: &Cluster) -> String {
 /// store without a claim is on the node's disk.
 fn resources(pipeline: &Pipeline, cluster: &Cluster, gpu: bool) -> String {
     let size = pipeline.size;
-    let line = |name: &str, value: u64| format!("    {name}: \"{value}\"\n");
-    let memory = size
-        .memory
-        .map_or_else(String::new, |bytes| line("memory", bytes));
-    let disk = size.disk.filter(|_| cluster.claim.is_none());
-    let disk = disk.map_or_else(String::new, |bytes| line("ephemeral-storage", bytes));
-    let limits = match gpu {
-        true => line("amd.com/gpu", 1) + &memory,
-        false => memory.clone(),
+    let line = |name: &str, value: Option<u64>| {
+        value.map_or_else(String::new, |value| format!("    {name}: \"{value}\"\n"))
     };
+    let (cpu, memory) = (
+        line("cpu", Some(size.cpus.into())),
+        line("memory", size.memory),
+    );
+    let disk = size.disk.filter(|_| cluster.claim.is_none());
+    let disk = line("ephemeral-storage", disk);
+    let limits = line("amd.com/gpu", gpu.then_some(1)) + &memory;
     let limits = match limits.is_empty() {
         true => limits,
         false => format!("  limits:\n{limits}"),
     };
-    format!(
-        "resources:\n  requests:\n{}{memory}{disk}{limits}",
-        line("cpu", size.cpus.into())
-    )
+    format!("resources:\n  requests:\n{cpu}{memory}{disk}{limits}")
 }
 
 #[cfg(test)]

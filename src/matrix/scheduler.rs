@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_envs_share_is_built_by_one_of_them() {
+    fn what_envs_share_and_lack_is_built_by_one_of_them() {
         for (plans, parallel, ups) in [
             // All envs share two steps.
             ("abx aby abz", 2, "0+1+2:step1(2) | 0 1 | 2"),
@@ -261,30 +261,23 @@ mod tests {
             ("ab ab", 1, "0+1:step1(2) | 0 | 1"),
             // Two empty plans.
             (" ", 2, "0 1"),
+            // The env with the most existing steps builds.
+            ("abx Aby", 2, "1+0:step1(1) | 0 1"),
+            // A step that exists in one env exists for all.
+            ("abx ABy", 2, "0 1"),
+            ("AB AB", 2, "0 1"),
+            // A step that is skipped or not asked for is not built for others.
+            ("a-bx a-by", 2, "0+1:step2(2) | 0 1"),
+            ("a-bx aby", 1, "0+1:step2(2) | 0 | 1"),
+            ("a.bx a.by", 2, "0+1:step0(1) | 0 1"),
+            ("A- A-", 2, "0 1"),
+            // A step that runs again in each env cannot be shared.
+            ("A!bx A!by", 2, "0 1"),
+            ("a!b a!b", 2, "0+1:step0(1) | 0 1"),
         ] {
             assert_eq!(all(plans, parallel), ups, "{plans}");
         }
         assert_eq!(Scheduler::new(&[]).start_next(), None);
-    }
-
-    #[test]
-    fn what_is_there_is_built_by_nobody() {
-        // The env with the most existing steps builds.
-        assert_eq!(all("abx Aby", 2), "1+0:step1(1) | 0 1");
-        // A step that exists in one env exists for all.
-        assert_eq!(all("abx ABy", 2), "0 1");
-        assert_eq!(all("AB AB", 2), "0 1");
-    }
-
-    #[test]
-    fn what_is_skipped_or_not_asked_for_is_not_built_for_others() {
-        assert_eq!(all("a-bx a-by", 2), "0+1:step2(2) | 0 1");
-        assert!(all("a-bx aby", 1).starts_with("0+1:step2(2) | "));
-        assert_eq!(all("a.bx a.by", 2), "0+1:step0(1) | 0 1");
-        assert_eq!(all("A- A-", 2), "0 1");
-        // A step that runs again in each env cannot be shared.
-        assert_eq!(all("A!bx A!by", 2), "0 1");
-        assert_eq!(all("a!b a!b", 2), "0+1:step0(1) | 0 1");
     }
 
     #[test]
