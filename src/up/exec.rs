@@ -305,10 +305,7 @@ fn own(cx: &Context, job: &Job, mut env: LockedEnv<'_>) -> Result<u8> {
     let Job { host, store, .. } = job;
     let spec = store.spec(&job.env)?;
     // Whatever refuses the command comes before the first change: a live tree can count as a command's.
-    let failed = match job.failed {
-        true => Some(failed_step(&env)?),
-        false => None,
-    };
+    let failed = job.failed.then(|| failed_step(&env)).transpose()?;
     let devices = devices(cx, job, &spec)?;
     if !job.apart {
         env.touch();
@@ -438,10 +435,9 @@ fn command(cx: &Context, job: &Job, spec: &Spec, devices: &[Device]) -> Command 
     // `-e` sets what the command sees, not where it starts.
     let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
     env.extend(job.variables.iter().cloned());
-    let (uid, gid) = if job.root {
-        (0, 0)
-    } else {
-        (spec.user.uid, spec.user.gid)
+    let (uid, gid) = match job.root {
+        true => (0, 0),
+        false => (spec.user.uid, spec.user.gid),
     };
     Command {
         argv: job.argv.iter().cloned().map(Word::from).collect(),
