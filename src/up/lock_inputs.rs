@@ -24,7 +24,6 @@ use crate::up::downloads::Fetching;
 use crate::up::locked::{self, Locked};
 use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
-use crate::up::sources;
 
 /// The `--update` value for everything.
 pub(crate) const ALL: &str = "all";
@@ -98,7 +97,7 @@ impl Locking<'_> {
         // From here on, the code is that of `up --locked`, so `lock` writes nothing that `up` would refuse.
         locked::apply_choices(self.with.task.cx, selection, adopted, Vec::new())?;
         let mut gathered = Gathered::new(selection, false);
-        for message in sources::fetch(&mut gathered, self.with)? {
+        for message in gathered.fetch(self.with)? {
             self.warn(message);
         }
         let mut lock = lock;

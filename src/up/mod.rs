@@ -32,7 +32,6 @@ pub(crate) mod resolve;
 pub(crate) mod results;
 pub(crate) mod segments;
 pub(crate) mod select;
-pub(crate) mod sources;
 pub(crate) mod stop_and_lock;
 pub(crate) mod summary;
 pub(crate) mod task;
@@ -348,7 +347,7 @@ enum Attempt {
 fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<Attempt> {
     let mut gathered = Gathered::new(selection, asked.clean);
     base_image::find(run, &mut gathered)?;
-    for message in sources::fetch(&mut gathered, run.with)? {
+    for message in gathered.fetch(run.with)? {
         run.warn_once(message);
     }
     locked::check_steps(selection, &gathered.inputs)?;

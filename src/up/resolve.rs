@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::downloads::Fetching;
 use super::locked::Locked;
 use super::observe::plan_for;
 use super::select::Selection;
@@ -19,10 +20,11 @@ use crate::rocm::therock::ArtifactFingerprints;
 use crate::store::history::LayerSearch;
 use crate::store::images::Image;
 use crate::store::results::BlockedResult;
-use crate::store::source::{Git, Repository};
+use crate::store::source::{self, Git, Repository};
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::Result;
 use crate::sys::name::StepName;
+use crate::sys::signals::Cancel;
 use crate::ui::size;
 
 /// How the keys after a step use TheRock's fingerprints.
@@ -160,6 +162,45 @@ impl<'a> Gathered<'a> {
         Ok((gathered, missing))
     }
 
+    /// Gathers all inputs but the image: fetches missing sources and patches, reads the fingerprints that steps need, and
+    /// asks the sources whether the hooks will apply. Returns notes for the user.
+    pub(super) fn fetch(&mut self, with: Fetching<'_>) -> Result<Vec<String>> {
+        let (store, offline) = (with.store, with.offline);
+        let selection = self.selection;
+        let volumes = resolve::volumes(&selection.profile, &self.inputs)?.into_iter();
+        let cancel = Cancel::new(with.task.signals);
+        let git = Git::until(&selection.inputs.user, &cancel);
+        for volume in volumes.filter(|volume| volume.kind == VolumeKind::Source) {
+            let directory = match volume.source {
+                VolumeSource::Git(source) => {
+                    let mut say = |message: &str| with.task.reporter.note(message);
+                    let repository = Repository::new(&volume.name, &source);
+                    let commit = selection.commit(&volume.name);
+                    let directory = repository.prepare_at(store, &git, commit, offline, &mut say);
+                    cancel.outcome(directory)?
+                }
+                VolumeSource::Path(path) => {
+                    source::is_there(&volume.name, &path)?;
+                    path
+                }
+                VolumeSource::Store => continue,
+            };
+            let known = store.known_fingerprint(&directory);
+            let read = once(|path: &Path| git.remembered_fingerprint(path, &known));
+            cancel.outcome(self.fingerprint(&volume.name, &directory, &git, &read))?;
+            cancel.outcome(self.compare(&volume.name, &directory, &read))?;
+            self.sources.insert(volume.name, directory);
+        }
+        let mut notes = checkout::use_target_table(self)?;
+        let cancel = Cancel::new(with.task.signals);
+        let fetched = hooks::fetch_patches(&mut self.hooks, store, offline, &cancel);
+        cancel.outcome(fetched)?;
+        let git = Git::until(&selection.inputs.user, &cancel);
+        cancel.outcome(hooks::apply_to_inputs(self, &git))?;
+        notes.extend(hooks::ask(self)?);
+        Ok(notes)
+    }
+
     /// Uses an image of the store.
     pub(super) fn base_on(&mut self, image: Image) {
         self.announce(&image);
@@ -185,7 +226,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// Reads a source's fingerprints that steps and hooks need; `whole` reads the one of the whole source.
-    pub(crate) fn fingerprint(
+    fn fingerprint(
         &mut self,
         volume: &str,
         at: &Path,
@@ -275,7 +316,7 @@ impl<'a> Gathered<'a> {
 }
 
 /// Reads the fingerprint of a whole source on first use, once.
-pub(crate) fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> Result<String> {
+fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> Result<String> {
     let known = OnceCell::new();
     move |path| {
         if let Some(known) = known.get() {
