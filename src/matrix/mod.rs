@@ -59,22 +59,20 @@ pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> 
         return Err(usage!("no targets given")
             .help("rockenv matrix up gfx1100 gfx1103; `rockenv target ls` shows them all"));
     }
-    let cell = |profile: Option<&String>, target: Option<Target>| {
-        let target_name = target.map(|target| target.to_string());
-        let args = match (profile, target_name) {
-            (Some(profile), Some(target)) => vec![profile.clone(), "--target".to_owned(), target],
-            (profile, target) => profile.cloned().into_iter().chain(target).collect(),
-        };
-        Cell {
-            target,
-            profile: profile.cloned(),
-            args,
-        }
-    };
     let mut cells = Vec::new();
     for target in or_none(targets) {
         for profile in or_none(profiles) {
-            let cell = cell(profile, target);
+            let profile = profile.cloned();
+            let name = target.map(|target| target.to_string());
+            let args = match (profile.clone(), name) {
+                (Some(profile), Some(name)) => vec![profile, "--target".to_owned(), name],
+                (profile, name) => profile.into_iter().chain(name).collect(),
+            };
+            let cell = Cell {
+                target,
+                profile,
+                args,
+            };
             if !cells.contains(&cell) {
                 cells.push(cell);
             }
