@@ -67,33 +67,23 @@ fn relation(old: &Path, new: &Origin) -> Relation {
     if fs::metadata(new).is_ok_and(is_same) || sent() {
         return Relation::Same;
     }
-    match (RepositoryFile::of(old), RepositoryFile::of(new)) {
+    match (in_repository(old), in_repository(new)) {
         (Some(old), Some(new)) if old == new => Relation::Checkout,
         _ => Relation::Other,
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct RepositoryFile {
-    /// Where it was cloned from; the repository itself if it was not cloned.
-    repository: String,
-    /// The file's path in the checkout.
-    path: PathBuf,
-}
-
-impl RepositoryFile {
-    fn of(file: &Path) -> Option<Self> {
-        let file = fs::canonicalize(file).ok()?;
-        let top = file.ancestors().find(|top| top.join(".git").exists())?;
-        let (_, common) = source::git_directories(top).ok()?;
-        let directory = fs::canonicalize(common).ok()?;
-        let config = source::small_file(&directory.join("config")).ok()?;
-        let url = config.and_then(|config| url(&config));
-        Some(Self {
-            repository: url.unwrap_or_else(|| directory.to_string_lossy().into_owned()),
-            path: file.strip_prefix(top).ok()?.to_owned(),
-        })
-    }
+/// Returns where a file's repository was cloned from, or the repository itself if it was not cloned, and the file's
+/// path in the checkout.
+fn in_repository(file: &Path) -> Option<(String, PathBuf)> {
+    let file = fs::canonicalize(file).ok()?;
+    let top = file.ancestors().find(|top| top.join(".git").exists())?;
+    let (_, common) = source::git_directories(top).ok()?;
+    let directory = fs::canonicalize(common).ok()?;
+    let config = source::small_file(&directory.join("config")).ok()?;
+    let url = config.and_then(|config| url(&config));
+    let repository = url.unwrap_or_else(|| directory.to_string_lossy().into_owned());
+    Some((repository, file.strip_prefix(top).ok()?.to_owned()))
 }
 
 /// Returns the URL of `origin` in a repository's configuration, without user and password, which differ in each CI job.

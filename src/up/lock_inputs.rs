@@ -61,7 +61,7 @@ impl Locking<'_> {
         let choices = locked::choices(selection);
         let user = &selection.inputs.user;
         let hooks = selection.inputs.hooks.iter();
-        let lock = Lockfile {
+        let mut lock = Lockfile {
             version: VERSION,
             profile: choices.profile.to_owned(),
             targets: choices.targets.iter().map(ToString::to_string).collect(),
@@ -100,7 +100,6 @@ impl Locking<'_> {
         for message in gathered.fetch(self.with)? {
             self.warn(message);
         }
-        let mut lock = lock;
         let cancel = Cancel::new(self.with.task.signals);
         let git = Git::until(&selection.inputs.user, &cancel);
         for volume in resolve::volumes(&gathered.selection.profile, &gathered.inputs)? {

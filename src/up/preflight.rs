@@ -381,7 +381,8 @@ pub(crate) struct Refused {
 fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
     let mut disks: Vec<(FileSystem, Disk)> = Vec::new();
     let mut place = |path: &Path| -> Result<usize> {
-        let path = existing(path);
+        let mut existing = path.ancestors().filter(|path| path.exists());
+        let path = existing.next().unwrap_or(Path::new("/")).to_owned();
         let system = FileSystem::of(&path)?;
         if let Some(at) = disks.iter().position(|(other, _)| *other == system) {
             return Ok(at);
@@ -419,14 +420,6 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
     let total = spec.resources.disk.map(|disk| disk + beside);
     first.needed = total.unwrap_or(first.needed).saturating_sub(spent);
     Ok(disks.into_iter().map(|(_, disk)| disk).collect())
-}
-
-/// Returns the path or its nearest existing parent.
-fn existing(path: &Path) -> PathBuf {
-    path.ancestors()
-        .find(|path| path.exists())
-        .unwrap_or(Path::new("/"))
-        .to_owned()
 }
 
 #[cfg(test)]

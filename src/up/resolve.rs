@@ -162,8 +162,8 @@ impl<'a> Gathered<'a> {
         Ok((gathered, missing))
     }
 
-    /// Gathers all inputs but the image: fetches missing sources and patches, reads the fingerprints that steps need, and
-    /// asks the sources whether the hooks will apply. Returns notes for the user.
+    /// Gathers all inputs but the image: fetches missing sources and patches, reads the fingerprints that steps need,
+    /// and asks the sources whether the hooks will apply. Returns notes for the user.
     pub(super) fn fetch(&mut self, with: Fetching<'_>) -> Result<Vec<String>> {
         let (store, offline) = (with.store, with.offline);
         let selection = self.selection;

@@ -17,7 +17,7 @@ use crate::plan::resolve::{Action, Spec, Step, VolumeKind, VolumeSource};
 use crate::profile::hook::{self, Hook};
 use crate::profile::{self, CopyFiles, Origin};
 use crate::rocm::gpu::{self, Choice, Selector};
-use crate::store::{LockedEnv, Store, lock, source};
+use crate::store::{LockedEnv, lock, source};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::name::StepName;
@@ -95,8 +95,14 @@ impl<'a> Rebuild<'a> {
                 volume.source = VolumeSource::Path(scratch.join(place).join(&volume.name));
             }
         }
+        let mut sources = source::directories(store, &spec);
+        for volume in &spec.volumes {
+            if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
+                sources.insert(volume.name.clone(), path.clone());
+            }
+        }
         Ok(Self {
-            sources: sources(store, &spec),
+            sources,
             with,
             options,
             env,
@@ -277,16 +283,6 @@ impl<'a> Rebuild<'a> {
             compared,
         })
     }
-}
-
-fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
-    let mut sources = source::directories(store, spec);
-    for volume in &spec.volumes {
-        if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
-            sources.insert(volume.name.clone(), path.clone());
-        }
-    }
-    sources
 }
 
 /// Reads the files of `copy` steps; refuses files that changed since the env was built.
