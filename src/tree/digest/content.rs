@@ -1,20 +1,20 @@
 //! Owns the digest of one file's content.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::unistd::Whence;
 use sha2::{Digest as _, Sha256};
 
 use crate::sys::beneath;
 use crate::sys::error::Result;
 use crate::sys::signals::stop_if;
 use crate::tree::root_fs::read_at;
-use crate::tree::transfer::next_data;
 
 /// Size of a read, and of a block that is skipped if all zeros.
 pub(crate) const BLOCK: usize = 256 << 10;
@@ -92,10 +92,14 @@ fn each_block_of_data(
     let mut at = 0;
     while at < size {
         stop_if(cancel)?;
-        let Some((data, _)) = next_data(file.as_fd(), offset(at)?, offset(size)?)? else {
-            return Ok(());
-        };
-        at = data.unsigned_abs() / BLOCK as u64 * BLOCK as u64;
+        // Not `next_data`: to find the end of the data, the kernel may read through the rest of the file, for each block.
+        match nix::unistd::lseek(file, offset(at)?, Whence::SeekData) {
+            Ok(data) => at = data.unsigned_abs() / BLOCK as u64 * BLOCK as u64,
+            Err(Errno::ENXIO) => return Ok(()),
+            // The file system has no hole detection.
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {}
+            Err(error) => return Err(error.into()),
+        }
         let filled = read_at(file, buffer, offset(at)?)?;
         let block = &buffer[..filled];
         if !is_zeros(block) && !with(at, block) {
@@ -109,6 +113,7 @@ fn each_block_of_data(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd as _;
     use std::os::unix::fs::FileExt as _;
 
     fn of(pieces: &[(u64, &[u8])], size: u64) -> [u8; 32] {
