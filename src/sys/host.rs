@@ -97,6 +97,7 @@ pub(crate) fn has_selinux() -> bool {
     fs::read_to_string("/sys/fs/selinux/enforce").is_ok_and(|text| text.trim() == "1")
 }
 
+/// The machine's current memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MemoryNow {
     pub total: u64,
@@ -242,6 +243,7 @@ fn zfs_cache(arcstats: &str) -> u64 {
     field("size").unwrap_or(0).saturating_sub(kept)
 }
 
+/// Parses a field of `/proc/meminfo` and returns it in bytes.
 fn memory_field(meminfo: &str, name: &str) -> Option<u64> {
     let kib = meminfo.lines().find_map(|line| {
         line.strip_prefix(name)?
@@ -254,6 +256,7 @@ fn memory_field(meminfo: &str, name: &str) -> Option<u64> {
     Some(kib? * 1024)
 }
 
+/// A file system's space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Space {
     #[serde(rename = "size")]

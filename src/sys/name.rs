@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::error::Error;
 
+/// The rule that a name breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidName(pub(crate) &'static str);
 

@@ -47,6 +47,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
+    /// The program wrote a line to stderr.
     Line(&'a str),
     /// About a tenth of a second has passed.
     Tick,
@@ -159,6 +160,7 @@ impl Program {
         self
     }
 
+    /// Removes these variables of the caller.
     pub(crate) fn without(mut self, names: &'static [&'static str]) -> Self {
         self.without = names;
         self

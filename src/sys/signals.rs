@@ -47,6 +47,7 @@ pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
 }
 
 impl Signals {
+    /// Blocks the signals for the rest of this process.
     pub(crate) fn take() -> Result<Self> {
         let signals = block(&STOP)?;
         // Usually called once per process; a second descriptor reads the same signals.

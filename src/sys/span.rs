@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_spanned::Spanned;
 
+/// A byte range of a text.
 pub(crate) type Place = Range<usize>;
 
 pub(crate) fn line(text: &str, at: usize) -> usize {

@@ -56,6 +56,7 @@ pub struct Current {
     /// Its path, with symlinks resolved.
     pub(crate) directory: PathBuf,
     pub(crate) state: TrustState,
+    /// Files and keys that do not apply.
     pub(crate) unread: Vec<String>,
     /// What was read to compute the digest.
     pub(crate) checked: Option<Arc<Checked>>,
@@ -65,6 +66,7 @@ pub struct Current {
 pub(crate) struct Trusted {
     /// A directory, or a profile's file.
     pub(crate) path: PathBuf,
+    /// Digest of a directory's files.
     #[serde(default)]
     pub(crate) digest: Option<String>,
     /// Host directories that the steps of a file may write to.
@@ -137,6 +139,7 @@ impl Current {
         self.counts() && (self.contains(file) || self.checked.as_ref().is_some_and(has))
     }
 
+    /// Returns whether a file is in one of the [`DIRECTORIES`].
     pub(crate) fn contains(&self, file: &Path) -> bool {
         let contains = |name| file.starts_with(self.directory.join(name));
         DIRECTORIES.into_iter().any(contains)
@@ -213,6 +216,7 @@ pub(crate) fn is_listed(path: &Path, listed: Option<&str>) -> bool {
         .any(|one| path.starts_with(one))
 }
 
+/// Returns the names of rockenv's files in a directory.
 pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
     let has = |kind: &&str| names_in(directory, kind).next().is_some();
     let mut found: Vec<_> = DIRECTORIES.into_iter().filter(has).collect();

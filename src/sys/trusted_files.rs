@@ -26,6 +26,7 @@ const MOST_BYTES: u64 = 256 << 20;
 pub(crate) struct FileRead {
     /// Its content, up to the requested limit.
     pub(crate) bytes: Vec<u8>,
+    /// Whether any execute bit is set.
     pub(crate) executable: bool,
     /// Its path, with symlinks resolved.
     pub(crate) real: PathBuf,
@@ -39,6 +40,7 @@ pub struct Checked {
     /// Files, by the path they were found at and by their resolved path.
     files: BTreeMap<PathBuf, Known>,
     links: BTreeMap<PathBuf, PathBuf>,
+    /// Number of names in each directory.
     names: BTreeMap<PathBuf, usize>,
 }
 

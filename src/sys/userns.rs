@@ -156,6 +156,7 @@ fn map(own: u32, ranges: &[Range]) -> String {
     words.join(" ")
 }
 
+/// How many subordinate ids a user gets.
 const EACH: u32 = 65_536;
 
 /// Returns a user's ranges in `file`, or those that `getsubids` with these options has from a directory server.

@@ -21,6 +21,7 @@ use crate::sys::error::{Result, ResultExt as _, exists};
 #[serde(rename_all = "lowercase", tag = "type")]
 pub enum Content {
     File {
+        /// In bytes.
         size: u64,
         /// SHA-256 of the content, once it was read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -248,6 +249,7 @@ impl Listing {
         }
     }
 
+    /// Removes an entry and everything below it.
     pub fn remove(&mut self, path: &Path) {
         // Paths below a directory follow it directly: looking at all paths for each would be quadratic.
         let from_here = self

@@ -280,6 +280,7 @@ impl Worker {
         metadata::copy_open(from, stat, to, &mut self.attributes, |_| true)
     }
 
+    /// Copies one entry other than a directory.
     pub(super) fn copy_entry(
         &mut self,
         from: BorrowedFd<'_>,

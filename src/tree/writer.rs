@@ -19,6 +19,7 @@ use crate::sys::account::{Existing, Rights, caller};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
+/// The mode of a missing parent directory.
 const PARENT: u32 = 0o755;
 
 const TEMPORARY: &str = ".rockenv-";

@@ -33,6 +33,7 @@ pub(crate) struct Gpu {
     pub index: usize,
     /// Name of the ISA, such as `gfx1103`. TheRock need not support it.
     pub isa: String,
+    /// PCI address, such as `0000:03:00.0`.
     pub pci: String,
     /// Partition number, if the device is partitioned.
     pub partition: Option<u32>,

@@ -112,6 +112,7 @@ impl Machine {
         })
     }
 
+    /// Finds the GPU with this index, PCI address or render node.
     fn named(&self, name: &str) -> Result<&Gpu> {
         let render = name.strip_prefix("/dev/dri/").unwrap_or(name);
         let pci = name.to_ascii_lowercase();

@@ -21,6 +21,7 @@ pub(crate) enum How {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Compatible {
+    /// The ISA that the code was built for.
     pub code: String,
     pub how: How,
     pub note: String,

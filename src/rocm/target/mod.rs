@@ -32,6 +32,7 @@ pub enum GpuKind {
     Dcgpu,
 }
 
+/// TheRock's support of a target on Linux.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Support {
     /// The marketing name of the architecture, such as `RDNA3`.
@@ -182,6 +183,7 @@ pub(crate) fn isa_name(version: u32) -> String {
     format!("gfx{major}{minor:x}{stepping:x}")
 }
 
+/// Returns every target in TheRock's order.
 pub(crate) fn all() -> impl Iterator<Item = Target> {
     TABLE.targets.iter().map(Target)
 }

@@ -11,6 +11,7 @@ const PROJECT: &str = "CMAKE_PROJECT_NAME:STATIC=THEROCK";
 /// wrongly find nothing to do.
 pub(crate) const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
 
+/// Returns whether this is TheRock's own `CMakeCache.txt`.
 pub(crate) fn is_top(cache: &str) -> bool {
     cache.lines().any(|line| line.trim_end() == PROJECT)
 }

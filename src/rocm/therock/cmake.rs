@@ -9,12 +9,14 @@ use crate::sys::error::{Error, Result};
 pub(super) struct Command {
     /// Name in lower case, because CMake ignores its case.
     pub(super) name: String,
+    /// Position of the name.
     pub(super) span: Range<usize>,
     pub(super) arguments: Vec<Argument>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Argument {
+    /// Its text, with escapes resolved.
     pub(super) text: String,
     pub(super) span: Range<usize>,
     /// Written in quotation marks or brackets, and so never a keyword.
@@ -59,6 +61,7 @@ impl<'a> Reader<'a> {
         &rest[..end]
     }
 
+    /// Skips blanks and comments.
     fn space(&mut self) -> Result<()> {
         loop {
             self.take(char::is_whitespace);

@@ -40,6 +40,7 @@ const LARGEST: u64 = 4 << 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Checkout {
+    /// Targets in the checkout's order.
     pub targets: Vec<Declared>,
     /// Arguments of the table that have no effect, and what is unknown in the topology, each with its position.
     pub ignored: Vec<String>,

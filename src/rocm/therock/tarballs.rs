@@ -11,6 +11,7 @@ use crate::sys::checksum::Checksum;
 use crate::sys::error::Result;
 
 const FUNCTION: &str = "therock_subproject_fetch";
+/// Archive suffixes that CMake recognises.
 const ENDS: [&str; 10] = [
     ".7z", ".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".zip",
 ];
@@ -34,6 +35,7 @@ pub(crate) struct Tarball {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tarballs {
+    /// The tarballs, ordered by name.
     pub found: Vec<Tarball>,
     /// Calls that could not be interpreted, with their positions. The build itself downloads these.
     pub unclear: Vec<String>,

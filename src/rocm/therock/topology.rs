@@ -12,8 +12,10 @@ use crate::sys::error::Result;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ArtifactType {
+    /// Once for all targets.
     #[default]
     Generic,
+    /// Once for each target.
     PerArch,
 }
 

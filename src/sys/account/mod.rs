@@ -229,6 +229,7 @@ fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
+/// Returns the ids of the groups that list a user.
 fn members<'a>(groups: &'a str, name: &'a str) -> impl Iterator<Item = u32> + 'a {
     groups.lines().filter_map(move |line| {
         let mut fields = line.split(':').skip(2);
@@ -276,9 +277,11 @@ mod tests {
 /// The user that runs steps and owns their files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildUser {
+    /// Name in the env.
     pub name: String,
     pub uid: u32,
     pub gid: u32,
+    /// Home in the env.
     pub home: String,
 }
 

@@ -156,6 +156,7 @@ pub struct Usage {
     pub classes: BTreeMap<u32, DiskUsage>,
     /// Paths that could not be read, including missing roots. The sums are too small by them.
     pub unreadable: u64,
+    /// The first few unreadable paths.
     pub problems: Vec<Problem>,
     /// Entries that disappeared between being listed and being examined.
     pub vanished: u64,

@@ -127,6 +127,7 @@ impl Whole {
 
 struct Shared<'a> {
     roots: &'a [Root],
+    /// Maps a root's position to its class's.
     class_of: Vec<usize>,
     /// How to query the files of each root for sharing.
     methods: Vec<Option<QueryMethod>>,
