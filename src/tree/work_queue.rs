@@ -100,7 +100,7 @@ impl<T: Send> Queue<T> {
         state.error.map(|error| (error, state.failures))
     }
 
-    /// Returns the failure that counts: the decisive one, or else the first.
+    /// Fails with the decisive failure, or else with the first.
     pub(crate) fn into_result(self) -> Result<()> {
         self.into_failure().map_or(Ok(()), |(error, _)| Err(error))
     }
