@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use nix::fcntl::{OFlag, ResolveFlag};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::OFlag;
+use nix::sys::stat::fstat;
 use nix::unistd::fchown;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -344,8 +344,7 @@ fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     account::make_directories(rights, path).map_err(Error::of_profile)?;
     let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY;
     let cannot = || format!("cannot make `{}`", path.display());
-    let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
-    let made = made.context(cannot)?;
+    let made = rights.open_named(path, flags).context(cannot)?;
     let found = fstat(&made).context(cannot)?;
     // By now, another directory may be at this path: only one of the caller's is given away. A directory that keeps its
     // owner is not touched, because on NFS even that fails for root.

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, ResolveFlag};
-use nix::sys::stat::Mode;
+use nix::fcntl::OFlag;
 
 use super::{Lockfile, VERSION};
 use crate::plan::ids::{PathBelow, Sha256Hex};
@@ -45,7 +44,7 @@ pub(crate) fn read_known(path: &Path) -> Result<Option<Lockfile>> {
 }
 
 fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
-    let open = |flags| rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
+    let open = |flags| rights.open_named(path, flags);
     let opened = match rights {
         // Opening a device may have side effects. gc reads files at places that other users may write to.
         Rights::Own => {

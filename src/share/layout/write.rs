@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use fs_err as fs;
-use nix::fcntl::{OFlag, ResolveFlag};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -77,7 +77,7 @@ impl LayoutDraft {
         let rights = account::caller();
         let place = parent.join(name);
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-        let parent = match rights.open(None, parent, flags, Mode::empty(), ResolveFlag::empty()) {
+        let parent = match rights.open_named(parent, flags) {
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => {
                 let error = not_found!("directory `{}` does not exist", parent.display());
                 return Err(error.help(format!("mkdir {}", quoted_path(parent))));

@@ -30,7 +30,8 @@ use crate::sys::frames;
 /// The hidden subcommand of the process that runs as the user.
 pub(crate) const SUBCOMMAND: &str = "__as-caller";
 
-/// Whose rights apply. Every path is below an open directory; [`Rights::open`] also takes a path that the user named.
+/// Whose rights apply. Every path is below an open directory; [`Rights::open`] and [`Rights::open_named`] also take a
+/// path that the user named.
 #[derive(Debug)]
 pub(crate) enum Rights {
     Own,
