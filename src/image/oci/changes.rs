@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -124,53 +124,41 @@ struct Walk<'a, W> {
 }
 
 /// An entry in a directory of the new tree, and its counterpart in the old tree.
-struct Found {
+struct Found<'a> {
+    old: Option<&'a OwnedFd>,
+    new: &'a OwnedFd,
+    /// The name in both directories.
+    name: &'a [u8],
     path: Vec<u8>,
     stat: FileStat,
     /// Status of the old tree's entry with the same name.
     before: Option<FileStat>,
 }
 
-impl Found {
-    fn at(old: Option<&OwnedFd>, new: &OwnedFd, path: &[u8], name: &[u8]) -> Result<Self> {
+impl<'a> Found<'a> {
+    fn at(old: Option<&'a OwnedFd>, new: &'a OwnedFd, path: &[u8], name: &'a [u8]) -> Result<Self> {
         let path = join(path, name);
         let stat = beneath::stat(new, name).context(|| cannot(&path))?;
         let before = match old.map(|old| beneath::stat(old, name)) {
             None | Some(Err(Errno::ENOENT)) => None,
             Some(other) => Some(other.context(|| cannot(&path))?),
         };
-        Ok(Self { path, stat, before })
+        Ok(Self {
+            old,
+            new,
+            name,
+            path,
+            stat,
+            before,
+        })
     }
 
     /// Opens the directory, and its counterpart if that is a directory too.
-    fn open(
-        &self,
-        old: Option<&OwnedFd>,
-        new: &OwnedFd,
-        name: &[u8],
-    ) -> Result<(Option<OwnedFd>, OwnedFd)> {
-        let open = |parent: &OwnedFd| {
-            beneath::open_dir(parent.as_fd(), name).context(|| cannot(&self.path))
-        };
-        let old = old.filter(|_| self.before.as_ref().is_some_and(is_directory));
-        Ok((old.map(open).transpose()?, open(new)?))
-    }
-
-    /// Returns both entries; `None` if the old tree has no such entry.
-    fn pair<'a>(
-        &'a self,
-        old: Option<&'a OwnedFd>,
-        new: &'a OwnedFd,
-        name: &'a [u8],
-    ) -> Option<Pair<'a>> {
-        Some(Pair {
-            old: old?.as_fd(),
-            before: self.before.as_ref()?,
-            new: new.as_fd(),
-            stat: &self.stat,
-            name,
-            path: &self.path,
-        })
+    fn open(&self) -> Result<(Option<OwnedFd>, OwnedFd)> {
+        let open = |parent| beneath::open_dir(parent, self.name).context(|| cannot(&self.path));
+        let is_directory = self.before.as_ref().is_some_and(is_directory);
+        let old = self.old.filter(|_| is_directory);
+        Ok((old.map(open).transpose()?, open(self.new)?))
     }
 }
 
@@ -181,18 +169,6 @@ fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>> {
 
 fn is_directory(stat: &FileStat) -> bool {
     beneath::kind(stat) == SFlag::S_IFDIR
-}
-
-/// A non-directory entry in the old and the new tree.
-struct Pair<'a> {
-    old: BorrowedFd<'a>,
-    before: &'a FileStat,
-    new: BorrowedFd<'a>,
-    stat: &'a FileStat,
-    /// The name in both directories.
-    name: &'a [u8],
-    /// The path, for messages.
-    path: &'a [u8],
 }
 
 impl<W: Write> Walk<'_, W> {
@@ -287,43 +263,43 @@ impl<W: Write> Walk<'_, W> {
             if self.upper && beneath::kind(stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
                 self.packer.deletion(path, &name)?;
             } else if is_directory(stat) {
-                let (counterpart, directory) = found.open(old, new, &name)?;
+                let (counterpart, directory) = found.open()?;
                 self.enter(&directory, below, counterpart.as_ref())?;
                 self.inside(counterpart.as_ref(), &directory, below, depth)?;
                 self.pending.pop();
-            } else {
-                let pair = found.pair(old, new, &name);
-                let same = pair.map_or(Ok(false), |pair| self.same(&pair))?;
-                if !same {
-                    self.flush()?;
-                    self.packer.entry(new.as_fd(), &name, below, stat)?;
-                }
+            } else if !self.same(&found)? {
+                self.flush()?;
+                self.packer.entry(new.as_fd(), &name, below, stat)?;
             }
         }
         Ok(())
     }
 
-    fn same(&self, pair: &Pair<'_>) -> Result<bool> {
-        let stat = pair.stat;
-        if self.is_same_inode(pair.before, stat) {
-            return Ok(true);
+    fn same(&self, found: &Found<'_>) -> Result<bool> {
+        let stat = &found.stat;
+        match &found.before {
+            None => return Ok(false),
+            Some(before) if self.is_same_inode(before, stat) => return Ok(true),
+            Some(_) => {}
         }
         match self.groups.get(&stat.st_ino).filter(|_| stat.st_nlink > 1) {
             Some(group) => Ok(!group.changed),
-            None => self.equal(pair),
+            None => self.equal(found),
         }
     }
 
-    /// Compares two entries by everything that a tree's digest covers.
-    fn equal(&self, pair: &Pair<'_>) -> Result<bool> {
-        let Pair {
-            old,
-            before,
+    /// Compares two entries other than directories by everything that a tree's digest covers.
+    fn equal(&self, found: &Found<'_>) -> Result<bool> {
+        let Found {
             new,
-            stat,
             name,
             path,
-        } = *pair;
+            stat,
+            ..
+        } = found;
+        let (Some(old), Some(before)) = (found.old, &found.before) else {
+            return Ok(false);
+        };
         // Without comparing link counts, names that no longer share a file would share one again.
         if !same_attributes(before, stat)
             || before.st_nlink != stat.st_nlink
@@ -332,21 +308,22 @@ impl<W: Write> Walk<'_, W> {
         {
             return Ok(false);
         }
-        let read = |parent| {
-            XattrFile::Entry(parent, name)
-                .content()
-                .context(|| cannot(path))
+        let read = |parent: &OwnedFd| {
+            let place = XattrFile::Entry(parent.as_fd(), name);
+            place.content().context(|| cannot(path))
         };
         if read(old)? != read(new)? {
             return Ok(false);
         }
         match beneath::kind(stat) {
             SFlag::S_IFLNK => {
-                let target = |parent| nix::fcntl::readlinkat(parent, name).context(|| cannot(path));
+                let target =
+                    |parent| nix::fcntl::readlinkat(parent, *name).context(|| cannot(path));
                 Ok(target(old)? == target(new)?)
             }
             SFlag::S_IFREG => {
-                let open = |parent| open_file(parent, name).context(|| cannot(path));
+                let open =
+                    |parent: &OwnedFd| open_file(parent.as_fd(), name).context(|| cannot(path));
                 self.same_content(&open(old)?, &open(new)?)
             }
             _ => Ok(true),
@@ -382,7 +359,7 @@ impl<W: Write> Walk<'_, W> {
             let found = Found::at(old, new, path, &name)?;
             let stat = &found.stat;
             if is_directory(stat) {
-                let (counterpart, directory) = found.open(old, new, &name)?;
+                let (counterpart, directory) = found.open()?;
                 self.group(counterpart.as_ref(), &directory, &found.path, depth)?;
                 continue;
             }
@@ -390,14 +367,14 @@ impl<W: Write> Walk<'_, W> {
             if stat.st_nlink < 2 || before.is_some_and(|before| self.is_same_inode(before, stat)) {
                 continue;
             }
-            let changed = match (found.pair(old, new, &name), self.groups.get(&stat.st_ino)) {
+            let changed = match (before, self.groups.get(&stat.st_ino)) {
                 (None, _) => true,
-                (Some(Pair { before, .. }), Some(group)) => {
+                (Some(before), Some(group)) => {
                     group.changed
                         || group.old != Some(before.st_ino)
                         || before.st_nlink != stat.st_nlink
                 }
-                (Some(pair), None) => !self.equal(&pair)?,
+                (Some(_), None) => !self.equal(&found)?,
             };
             let old = before.map(|before| before.st_ino);
             let group = Group { old, changed };
