@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::reference::DOCKER_HUB;
 use crate::image::Logins;
 use crate::sys::account::{self, Person};
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::process::{Event, Program};
 use crate::sys::userns;
 
@@ -26,6 +26,7 @@ const MAX_FILE: u64 = 1 << 20;
 const MAX_ANSWER: u64 = 1 << 16;
 /// Message of a helper that has no password.
 const NOT_FOUND: &str = "credentials not found";
+const LOG_IN: &str = "log in again: podman login, docker login";
 
 /// User name of a login that has an identity token instead of a password. `docker login` keeps one if the registry
 /// issues it, as Azure's does.
@@ -122,14 +123,13 @@ pub(super) fn find(
             let mut helpers = file.cred_helpers.iter();
             helpers.find(|(key, _)| name == place(key))
         });
-        let keeper = match (helper, &file.creds_store) {
-            (Some((server, name)), _) => Some((name, server.as_str(), true)),
-            // A real store has an empty entry for each login. Other helpers serve all registries.
-            (None, Some(store)) => {
-                Some((store, entry.map_or(server, |(key, _)| key), entry.is_some()))
-            }
-            (None, None) => None,
+        // A real store has an empty entry for each login. Other helpers serve all registries.
+        let store = || {
+            let server = entry.map_or(server, |(key, _)| key);
+            Some((file.creds_store.as_ref()?, server, entry.is_some()))
         };
+        let helper = helper.map(|(server, name)| (name, server.as_str(), true));
+        let keeper = helper.or_else(store);
         // An empty name is Docker's way to use no helper.
         if let Some((name, server, promised)) = keeper
             && !name.is_empty()
@@ -170,7 +170,7 @@ impl CredentialHelper<'_> {
                 self.name.escape_debug(),
                 self.file.display()
             )
-            .help("log in again: podman login, docker login"));
+            .help(LOG_IN));
         }
         let help = format!(
             "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
@@ -249,56 +249,41 @@ fn place(key: &str) -> &str {
 
 fn read(path: &Path) -> Result<Option<File>> {
     use std::io::Read as _;
-    let mut text = Vec::new();
-    let owner = match account::open(path) {
-        Ok(file) => {
-            let found = file.metadata()?;
-            file.take(MAX_FILE).read_to_end(&mut text)?;
-            (found.uid(), found.gid())
-        }
-        Err(error)
-            if matches!(
-                error.kind(),
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(error.into()),
+    let Some(file) = if_exists(account::open(path))? else {
+        return Ok(None);
     };
+    let (found, mut text) = (file.metadata()?, Vec::new());
+    file.take(MAX_FILE).read_to_end(&mut text)?;
     // Docker takes an empty file for one without logins.
     if text.trim_ascii().is_empty() {
         return Ok(None);
     }
     // The parser's own error could quote the file.
-    let read: File = serde_json::from_slice(&text).map_err(|error| {
+    let mut read: File = serde_json::from_slice(&text).map_err(|error| {
         invalid!(
             "`{}` is not a file of registry logins: see line {}",
             path.display(),
             error.line()
         )
-        .help("log in again: podman login, docker login")
+        .help(LOG_IN)
     })?;
-    Ok(Some(File { owner, ..read }))
+    read.owner = (found.uid(), found.gid());
+    Ok(Some(read))
 }
 
 fn decode(auth: &str, path: &Path) -> Result<Login> {
-    let text = STANDARD
-        .decode(auth)
-        .ok()
-        .and_then(|bytes| String::from_utf8(bytes).ok());
-    text.as_deref()
-        .and_then(|text| text.split_once(':'))
-        .map(|(user, password)| Login {
-            user: user.to_owned(),
-            // Docker pads passwords with NUL bytes.
-            password: password.trim_end_matches('\0').to_owned(),
-            file: path.to_owned(),
-        })
-        .ok_or_else(|| {
-            invalid!("`{}` has a login that cannot be read", path.display())
-                .help("log in again: podman login, docker login")
-        })
+    let bytes = STANDARD.decode(auth).unwrap_or_default();
+    let text = String::from_utf8(bytes).unwrap_or_default();
+    let Some((user, password)) = text.split_once(':') else {
+        let path = path.display();
+        return Err(invalid!("`{path}` has a login that cannot be read").help(LOG_IN));
+    };
+    Ok(Login {
+        user: user.to_owned(),
+        // Docker pads passwords with NUL bytes.
+        password: password.trim_end_matches('\0').to_owned(),
+        file: path.to_owned(),
+    })
 }
 
 #[cfg(test)]
