@@ -21,7 +21,7 @@ use crate::sys::signals::stop_if;
 use crate::sys::thread;
 use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
-use reqwest::{Response, StatusCode};
+use reqwest::{ClientBuilder, Response, StatusCode};
 use sha2::digest::DynDigest;
 
 pub(crate) const POLL: Duration = Duration::from_millis(100);
@@ -203,22 +203,31 @@ pub(crate) async fn until_set(flag: &AtomicBool) {
 /// Returns an HTTP client. It honours the user's proxy variables, except for servers that are `local`: a proxy would
 /// look for them on its own machine, and get passwords that are only sent to this one.
 pub(super) fn client(https_only: bool, local: bool) -> Result<reqwest::Client> {
-    built(builder(https_only, local)?.read_timeout(patience()))
+    made(https_only, local, |builder| {
+        builder.read_timeout(patience())
+    })
 }
 
 /// Returns a client for uploads. It has no read timeout: nothing arrives until everything is sent, and a server with a
 /// busy disk may accept nothing for a while.
 pub(super) fn upload_client(https_only: bool, local: bool) -> Result<reqwest::Client> {
-    built(builder(https_only, local)?.tcp_user_timeout(long_patience()))
+    made(https_only, local, |builder| {
+        builder.tcp_user_timeout(long_patience())
+    })
 }
 
-fn builder(https_only: bool, local: bool) -> Result<reqwest::ClientBuilder> {
-    install_cryptography();
+fn made(
+    https_only: bool,
+    local: bool,
+    with: impl FnOnce(ClientBuilder) -> ClientBuilder,
+) -> Result<reqwest::Client> {
+    // Fails only if a provider is already installed, which serves as well.
+    drop(rustls::crypto::ring::default_provider().install_default());
     let builder = match local {
         true => reqwest::Client::builder().no_proxy(),
         false => reqwest::Client::builder(),
     };
-    Ok(builder
+    let builder = builder
         .dns_resolver(names::Names)
         .tls_certs_merge(Authorities::of_clients()?)
         // Applies to redirects, too.
@@ -226,21 +235,9 @@ fn builder(https_only: bool, local: bool) -> Result<reqwest::ClientBuilder> {
         // It would tell the next server the parameters of an address, such as a token.
         .referer(false)
         .connect_timeout(patience() / 2)
-        .user_agent(USER_AGENT))
-}
-
-fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {
-    builder
-        .build()
-        .map_err(|error| unexpected!("cannot make an HTTP client").source(error))
-}
-
-const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
-
-/// Installs the cryptography provider that rustls needs for every client.
-fn install_cryptography() {
-    // Fails only if a provider is already installed, which serves as well.
-    drop(rustls::crypto::ring::default_provider().install_default());
+        .user_agent(concat!("rockenv/", env!("CARGO_PKG_VERSION")));
+    let client = with(builder).build();
+    client.map_err(|error| unexpected!("cannot make an HTTP client").source(error))
 }
 
 /// Requests the content after the first `from` bytes.
@@ -401,8 +398,8 @@ fn empty(partial: &Path) -> Result<()> {
 
 /// Stores a finished download under its SHA-256, with a link under the requested digest.
 async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<()> {
-    let mut hash = Algorithm::Sha256.hasher();
-    hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
+    let file = fs_err::File::open(partial)?;
+    let (hash, _) = hashed(file, Algorithm::Sha256, |_| ()).await?;
     let sha256 = hex::encode(hash.finalize());
     fs_err::create_dir_all(blobs.join("sha256"))?;
     fs_err::rename(partial, blobs.join("sha256").join(&sha256))?;
@@ -421,11 +418,10 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
 
 /// Returns whether an undamaged blob exists.
 async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> Result<bool> {
-    let Some(mut file) = if_exists(fs_err::File::open(blob))? else {
+    let Some(file) = if_exists(fs_err::File::open(blob))? else {
         return Ok(false);
     };
-    let mut hash = wanted.algorithm.hasher();
-    let size = hash_on(&mut file, &mut *hash).await?;
+    let (hash, size) = hashed(&file, wanted.algorithm, |_| ()).await?;
     if hex::encode(hash.finalize()) != wanted.digest {
         return Ok(false);
     }
@@ -436,18 +432,23 @@ async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> R
     Ok(true)
 }
 
-/// Hashes a file and yields to other tasks of this thread; returns the file's size.
-async fn hash_on(file: &mut impl Read, hash: &mut dyn DynDigest) -> Result<u64> {
+/// Hashes the rest of a file, and yields to other tasks of this thread, such as one that checks for cancellation. Returns
+/// the hash and the number of bytes.
+pub(crate) async fn hashed(
+    mut file: impl Read,
+    algorithm: Algorithm,
+    progress: impl Fn(u64),
+) -> Result<(Box<dyn DynDigest + Send>, u64)> {
+    let (mut hash, mut size) = (algorithm.hasher(), 0);
     let mut buffer = vec![0; 256 << 10];
-    let mut size = 0;
     loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(size),
-            amount => {
-                hash.update(&buffer[..amount]);
-                size += amount as u64;
-            }
+        let amount = file.read(&mut buffer)?;
+        if amount == 0 {
+            return Ok((hash, size));
         }
+        hash.update(&buffer[..amount]);
+        size += amount as u64;
+        progress(amount as u64);
         tokio::task::yield_now().await;
     }
 }
@@ -488,23 +489,20 @@ async fn transfer(
     partial: &Path,
     counter: &ByteCounter,
 ) -> Result<String> {
-    let mut hash = wanted.algorithm.hasher();
-    let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
+    let file = fs_err::File::open(partial)?;
+    let (mut hash, mut have) = hashed(file, wanted.algorithm, |_| ()).await?;
     // A process was killed between the last byte and the rename.
     if have > 0 && hex::encode(hash.box_clone().finalize()) == wanted.digest {
         counter.done.fetch_add(have, Ordering::Relaxed);
         return Ok(wanted.digest.to_owned());
     }
     let mut response = open(have).await?;
-    let resumes = response.status() == StatusCode::PARTIAL_CONTENT && {
-        let range = response
-            .headers()
-            .get(reqwest::header::CONTENT_RANGE)
-            .and_then(|range| range.to_str().ok());
-        range.is_some_and(|range| range.starts_with(&format!("bytes {have}-")))
-    };
     let starts_again = match response.status() {
-        StatusCode::PARTIAL_CONTENT => !resumes,
+        StatusCode::PARTIAL_CONTENT => {
+            let range = response.headers().get(reqwest::header::CONTENT_RANGE);
+            let range = range.and_then(|range| range.to_str().ok());
+            !range.is_some_and(|range| range.starts_with(&format!("bytes {have}-")))
+        }
         // The partial file is longer than the server's file, or the server does not support ranges.
         status => status == StatusCode::RANGE_NOT_SATISFIABLE || status.is_success(),
     };

@@ -1,24 +1,22 @@
 //! Owns reading a foreign layout: its images, and their verified layers.
 
-use std::io::Read as _;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use fs_err as fs;
 use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
 
 use super::super::document::{Document, MAX_CONFIG, Manifest};
 use super::super::pull::SnapshotRef;
-use crate::image::fetch::ByteCounter;
+use crate::image::fetch::{ByteCounter, hashed};
 use crate::image::oci::layout_files::{INDEX, LayoutFiles, MARK, Piece, blob, no_layout};
 use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged};
 use crate::store::shared::Blob;
+use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Result, if_exists};
 
 /// Each image has its own manifest and configuration, and all of them are checked before the first import.
 const MAX_IMAGES: usize = 256;
-const CHUNK: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(in crate::share) struct Layout(LayoutFiles);
@@ -94,19 +92,11 @@ impl Layout {
         layer: &Blob,
         counter: &ByteCounter,
     ) -> Result<Piece> {
-        let (mut part, piece) = self.0.part(&blob(&layer.sha256), Some(layer.size))?;
-        let mut hash = Sha256::new();
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            let amount = part.read(&mut buffer)?;
-            if amount == 0 {
-                break;
-            }
-            hash.update(&buffer[..amount]);
-            counter.done.fetch_add(amount as u64, Ordering::Relaxed);
-            // Another task of this thread checks for cancellation.
-            tokio::task::yield_now().await;
-        }
+        let (part, piece) = self.0.part(&blob(&layer.sha256), Some(layer.size))?;
+        let progress = |amount| {
+            counter.done.fetch_add(amount, Ordering::Relaxed);
+        };
+        let (hash, _) = hashed(part, Algorithm::Sha256, progress).await?;
         match hex::encode(hash.finalize()) {
             found if layer.sha256 == *found => Ok(piece),
             found => Err(damaged("a layer in it", &found, &layer.sha256)),
