@@ -12,7 +12,7 @@ pub mod unpack;
 
 mod sparse;
 
-use std::io::{BufRead, Seek};
+use std::io::{BufRead, Read as _, Seek};
 
 use sparse::check_map;
 use tar::{EntryType, Header};
@@ -132,7 +132,16 @@ impl<R: BufRead> Reader<R> {
             return Err(broken!("an extended header has {size} bytes"));
         }
         self.start(size);
-        self.read_all()
+        let mut data = Vec::new();
+        loop {
+            let chunk = self.chunk()?;
+            if chunk.is_empty() {
+                return Ok(data);
+            }
+            data.extend_from_slice(chunk);
+            let amount = chunk.len();
+            self.consume(amount);
+        }
     }
 
     /// Returns part of the current entry's data. Empty at the end.
@@ -168,45 +177,24 @@ impl<R: BufRead> Reader<R> {
         Ok(())
     }
 
-    fn read_all(&mut self) -> Result<Vec<u8>> {
-        let mut data = Vec::new();
-        loop {
-            let chunk = self.chunk()?;
-            if chunk.is_empty() {
-                return Ok(data);
-            }
-            data.extend_from_slice(chunk);
-            let amount = chunk.len();
-            self.consume(amount);
-        }
-    }
-
     /// Fills one block. Returns false at the end of the stream, which some writers use as the end of the archive.
     fn block(&mut self, block: &mut [u8; 512]) -> Result<bool> {
-        let mut filled = 0;
-        while filled < block.len() {
-            let buffer = fill(&mut self.input)?;
-            if buffer.is_empty() {
-                return match filled {
-                    0 => Ok(false),
-                    _ => Err(broken!("it ends inside a block")),
-                };
-            }
-            let amount = buffer.len().min(block.len() - filled);
-            block[filled..filled + amount].copy_from_slice(&buffer[..amount]);
-            self.input.consume(amount);
-            filled += amount;
+        let mut found = Vec::with_capacity(block.len());
+        let read = self.input.by_ref().take(BLOCK).read_to_end(&mut found);
+        read.context(|| "cannot read the archive".into())?;
+        if !found.is_empty() && found.len() < block.len() {
+            return Err(broken!("it ends inside a block"));
         }
-        Ok(true)
+        block[..found.len()].copy_from_slice(&found);
+        Ok(!found.is_empty())
     }
 
     fn header(&mut self) -> Result<Option<Header>> {
         let mut header = Header::new_old();
         if !self.block(header.as_mut_bytes())? {
-            return if self.started {
-                Ok(None)
-            } else {
-                Err(broken!("it is empty"))
+            return match self.started {
+                true => Ok(None),
+                false => Err(broken!("it is empty")),
             };
         }
         self.started = true;
@@ -216,15 +204,9 @@ impl<R: BufRead> Reader<R> {
         }
         // The checksum covers the header with its own field blank. Some old archivers added up the bytes as signed
         // numbers.
-        let sum = |value: fn(u8) -> i64| -> i64 {
-            let (before, after) = (&bytes[..148], &bytes[156..]);
-            let blank = 8 * i64::from(b' ');
-            blank
-                + before
-                    .iter()
-                    .chain(after)
-                    .map(|byte| value(*byte))
-                    .sum::<i64>()
+        let sum = |value: fn(u8) -> i64| {
+            let counted = bytes[..148].iter().chain(&bytes[156..]);
+            counted.map(|byte| value(*byte)).sum::<i64>() + 8 * i64::from(b' ')
         };
         let sums = [sum(i64::from), sum(|byte| i64::from(byte.cast_signed()))];
         if !signed(&header.as_old().cksum, "checksum").is_ok_and(|stated| sums.contains(&stated)) {

@@ -14,8 +14,8 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use tar::{EntryType, Header};
 
-use super::pax;
 use super::unpack::Limits;
+use super::{BLOCK, pax};
 use crate::image::oci::layers::{OPAQUE, WHITEOUT};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -23,7 +23,6 @@ use crate::sys::signals::stop_if;
 use crate::tree::transfer::next_data;
 use crate::tree::xattr::XattrFile;
 
-const BLOCK: u64 = 512;
 /// The largest number in an octal field of eleven digits. Larger numbers go into an extended header.
 const MAX_OCTAL: u64 = 0o777_7777_7777;
 const MAX_ID: u32 = 0o777_7777;
@@ -77,10 +76,8 @@ impl<'a, W: Write> Packer<'a, W> {
         stat: &FileStat,
     ) -> Result<()> {
         stop_if(self.cancel)?;
-        check_name(
-            path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
-            path,
-        )?;
+        let name = path.rsplit(|byte| *byte == b'/').next();
+        check_name(name.unwrap_or(path), path)?;
         let mut name = if path.is_empty() { b"." } else { path }.to_vec();
         name.push(b'/');
         let mut extended = Extended::default();
@@ -185,17 +182,11 @@ impl<'a, W: Write> Packer<'a, W> {
         }
         header.set_size(if size > MAX_OCTAL { 0 } else { size });
         if matches!(kind, EntryType::Char | EntryType::Block) {
-            let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
-            let (major, minor) = (
-                nix::sys::stat::major(stat.st_rdev),
-                nix::sys::stat::minor(stat.st_rdev),
-            );
-            for outcome in [
-                header.set_device_major(number(major)),
-                header.set_device_minor(number(minor)),
-            ] {
-                outcome.context(|| cannot(path))?;
-            }
+            let number = |of: fn(u64) -> u64| u32::try_from(of(stat.st_rdev)).unwrap_or(u32::MAX);
+            let major = header.set_device_major(number(nix::sys::stat::major));
+            major.context(|| cannot(path))?;
+            let minor = header.set_device_minor(number(nix::sys::stat::minor));
+            minor.context(|| cannot(path))?;
         }
         self.write_header(path, &extended, &mut header)
     }

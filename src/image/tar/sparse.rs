@@ -23,14 +23,10 @@ impl<R: BufRead> Reader<R> {
             .ok_or_else(|| broken!("a sparse entry without a GNU header"))?;
         let mut map = Vec::new();
         let mut add = |blocks: &[GnuSparseHeader]| -> Result<()> {
-            for block in blocks
-                .iter()
-                .filter(|block| block.offset[0] != 0 || block.numbytes[0] != 0)
-            {
-                map.push((
-                    number(&block.offset, "sparse offset")?,
-                    number(&block.numbytes, "sparse length")?,
-                ));
+            let is_used = |block: &&GnuSparseHeader| block.offset[0] != 0 || block.numbytes[0] != 0;
+            for block in blocks.iter().filter(is_used) {
+                let offset = number(&block.offset, "sparse offset")?;
+                map.push((offset, number(&block.numbytes, "sparse length")?));
             }
             if map.len() > MAX_SEGMENTS {
                 return Err(broken!("a sparse entry has too many fragments"));
@@ -62,14 +58,8 @@ impl<R: BufRead> Reader<R> {
                 if !sparse.numbers.len().is_multiple_of(2) {
                     return Err(broken!("a sparse map has an odd number of fields"));
                 }
-                Ok((
-                    real,
-                    sparse
-                        .numbers
-                        .chunks_exact(2)
-                        .map(|pair| (pair[0], pair[1]))
-                        .collect(),
-                ))
+                let pairs = sparse.numbers.chunks_exact(2);
+                Ok((real, pairs.map(|pair| (pair[0], pair[1])).collect()))
             }
             (Some(1), Some(0)) => {
                 let mut used = 0_u64;

@@ -43,8 +43,17 @@ pub struct Limits {
 }
 
 impl Default for Limits {
+    /// Ten times the largest ROCm image, and the kernel's limits for paths.
     fn default() -> Self {
-        Self::ARCHIVE
+        Self {
+            bytes: 512 << 30,
+            entries: 8_000_000,
+            names: 1 << 30,
+            depth: 256,
+            path: 4095,
+            ratio: 250,
+            unpacked: u64::MAX,
+        }
     }
 }
 
@@ -56,22 +65,11 @@ impl Limits {
             Some(unpacked) => Self {
                 ratio: u64::MAX,
                 unpacked,
-                ..Self::ARCHIVE
+                ..Self::default()
             },
-            None => Self::ARCHIVE,
+            None => Self::default(),
         }
     }
-
-    /// Ten times the largest ROCm image, and the kernel's limits for paths.
-    const ARCHIVE: Self = Self {
-        bytes: 512 << 30,
-        entries: 8_000_000,
-        names: 1 << 30,
-        depth: 256,
-        path: 4095,
-        ratio: 250,
-        unpacked: u64::MAX,
-    };
 }
 
 /// Which device nodes are made. Engines provide `/dev`, so an image needs no device nodes.
@@ -452,9 +450,7 @@ impl<'a> Unpacker<'a> {
                 lossy(target)
             )
         };
-        let Some(components) = self.components(target, entry)? else {
-            return Err(described());
-        };
+        let components = self.components(target, entry)?.unwrap_or_default();
         let Some((target_name, parents)) = components.split_last() else {
             return Err(described());
         };
