@@ -16,7 +16,7 @@ pub(super) const CHUNK: usize = 512 << 10;
 const RATIO_FLOOR: u64 = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Compression {
+enum Compression {
     /// Uncompressed, or an unknown format.
     None,
     Gzip,
@@ -24,17 +24,19 @@ pub(super) enum Compression {
     Xz,
 }
 
-impl Compression {
-    fn detect(start: &[u8]) -> Self {
-        match start {
-            [0x1f, 0x8b, ..] => Self::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
-            // A skippable frame. zstd's seekable and split formats start with it.
-            [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
-            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
-            _ => Self::None,
-        }
-    }
+/// Returns the compression of a stream, and the stream from its first byte.
+fn detected(mut source: impl Read) -> io::Result<(Compression, impl Read)> {
+    let mut head = Vec::new();
+    source.by_ref().take(6).read_to_end(&mut head)?;
+    let kind = match head.as_slice() {
+        [0x1f, 0x8b, ..] => Compression::Gzip,
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
+        // A skippable frame. zstd's seekable and split formats start with it.
+        [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Compression::Xz,
+        _ => Compression::None,
+    };
+    Ok((kind, io::Cursor::new(head).chain(source)))
 }
 
 /// State of the compressed input, shared with the decompressing thread.
@@ -65,14 +67,8 @@ pub(super) fn decompressed<T>(
     limits: &Limits,
     consume: impl FnOnce(&mut dyn BufRead) -> T,
 ) -> io::Result<T> {
-    let Limits {
-        ratio, unpacked, ..
-    } = *limits;
-    let mut head = Vec::new();
-    let mut source = source;
-    source.by_ref().take(6).read_to_end(&mut head)?;
-    let kind = Compression::detect(&head);
-    let source = io::Cursor::new(head).chain(source);
+    let (ratio, unpacked) = (limits.ratio, limits.unpacked);
+    let (kind, source) = detected(source)?;
     if kind == Compression::None {
         return Ok(consume(&mut BufReader::with_capacity(CHUNK, source)));
     }
@@ -131,11 +127,9 @@ fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Erro
 }
 
 /// Returns a decompressed stream without limits. Only for a service's own archives.
-pub(crate) fn plain<'a>(mut source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
-    let mut head = Vec::new();
-    source.by_ref().take(6).read_to_end(&mut head)?;
-    let kind = Compression::detect(&head);
-    decoder(kind, io::Cursor::new(head).chain(source))
+pub(crate) fn plain<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let (kind, source) = detected(source)?;
+    decoder(kind, source)
 }
 
 fn decoder<'a>(kind: Compression, source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {

@@ -372,8 +372,9 @@ impl<'a> Pull<'a> {
             ..UnpackOptions::default()
         };
         let mut layers = Layers::new(into, &options, onto)?;
-        downloads
-            .apply(&mut layers, archive.open()?, &blob.diff_id)
+        let (archive, cancel) = (archive.open()?, downloads.cancel);
+        layers
+            .apply(archive, &blob.diff_id, cancel, &mut |_| downloads.show())
             .and_then(|()| layers.finish().map(drop))
             .context(|| self.cannot_unpack(index))
     }

@@ -51,16 +51,11 @@ impl SnapshotSource<'_> {
     /// Returns a layer's location once the layer is complete and verified.
     pub(super) async fn layer(self, blob: &Blob, counter: &ByteCounter) -> Result<Piece> {
         match self {
-            Self::Registry(registry, blobs) => registry
-                .obtain_sha256(
-                    RequestSubject::Blob,
-                    &blob.sha256,
-                    Size::Exactly(blob.size),
-                    blobs,
-                    counter,
-                )
-                .await
-                .map(Piece::whole),
+            Self::Registry(registry, blobs) => {
+                let (subject, size) = (RequestSubject::Blob, Size::Exactly(blob.size));
+                let path = registry.obtain_sha256(subject, &blob.sha256, size, blobs, counter);
+                path.await.map(Piece::whole)
+            }
             Self::Layout(layout) => layout.layer(blob, counter).await,
         }
     }

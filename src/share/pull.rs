@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use fs_err as fs;
 use futures_util::StreamExt as _;
 use serde::Serialize;
 
@@ -293,17 +292,9 @@ pub(super) async fn find(
 /// Joins a manifest with its configuration.
 pub(super) async fn document(registry: &Registry, bytes: &[u8], blobs: &Path) -> Result<Document> {
     let manifest = Manifest::parse(bytes)?;
-    let aside = ByteCounter::default();
-    let config = registry
-        .obtain(
-            RequestSubject::Blob,
-            &manifest.config,
-            MAX_CONFIG,
-            blobs,
-            &aside,
-        )
-        .await?;
-    let config = fs::read(config)?;
+    let (blob, aside) = (RequestSubject::Blob, ByteCounter::default());
+    let config = registry.obtain(blob, &manifest.config, MAX_CONFIG, blobs, &aside);
+    let config = fs_err::read(config.await?)?;
     manifest.with(&config)
 }
 

@@ -16,7 +16,7 @@ use crate::image::fetch::long_patience;
 use crate::image::oci::changes::{LayerContent, pack};
 use crate::image::oci::{Attempts, Upload};
 use crate::store::shared::Blob;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::thread;
 use crate::ui::size;
 
@@ -167,7 +167,11 @@ pub(super) async fn transfer(
             };
             let upload = tokio::select! {
                 upload = sending => upload?,
-                () = stalled(&taken) => return Err(stalled_upload()),
+                () = stalled(&taken) => {
+                    let patience = size::duration(long_patience());
+                    return Err(unavailable!("the registry accepted no data for {patience}")
+                        .help("run the command again to resume with this layer"));
+                }
             };
             if upload == Upload::Again {
                 return Ok(None);
@@ -179,12 +183,6 @@ pub(super) async fn transfer(
         Some(sent) => Ok(Some(sent)),
         None => Err(unexpected!("a layer was sent without its digest")),
     }
-}
-
-fn stalled_upload() -> Error {
-    let patience = size::duration(long_patience());
-    unavailable!("the registry accepted no data for {patience}")
-        .help("run the command again to resume with this layer")
 }
 
 /// Returns once the registry has accepted no data for a long time.

@@ -1,13 +1,11 @@
 //! Owns downloading layers in parallel with unpacking them: a few arrive at a time, in the order of their use.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
-use super::layers::Layers;
 use super::layout_files::Piece;
 use crate::image::BuildProgress;
 use crate::image::fetch::{self, ByteCounter, POLL};
@@ -89,17 +87,6 @@ impl Downloads<'_> {
         }
     }
 
-    /// Extracts a layer, and shows the progress of the downloads.
-    pub(crate) fn apply(
-        &mut self,
-        layers: &mut Layers<'_>,
-        archive: impl Read + Send,
-        sha256: &str,
-    ) -> Result<()> {
-        let cancel = self.cancel;
-        layers.apply(archive, sha256, cancel, &mut |_| self.show())
-    }
-
     /// Shows the progress, and checks for cancellation.
     pub(crate) fn look(&mut self) -> Result<()> {
         stop_if(self.cancel)?;
@@ -107,7 +94,7 @@ impl Downloads<'_> {
         Ok(())
     }
 
-    pub(super) fn show(&mut self) {
+    pub(crate) fn show(&mut self) {
         let (done, total) = self.counter.read();
         (self.progress)(BuildProgress::Bytes { done, total });
     }

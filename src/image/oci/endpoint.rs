@@ -16,30 +16,23 @@ impl Endpoint {
     /// Uses the user's mirror of the registry, if configured. Only a mirror, or this machine, may be reached by
     /// `http://`.
     pub(super) fn of(reference: &Reference, mirrors: &BTreeMap<String, String>) -> Result<Self> {
-        let Some(mirror) = mirrors.get(&reference.host) else {
+        let host = &reference.host;
+        let Some(mirror) = mirrors.get(host) else {
             return Ok(Self {
-                https: !is_loopback(&reference.host),
-                host: reference.host.clone(),
+                https: !is_loopback(host),
+                host: host.clone(),
                 repository: reference.repository.clone(),
             });
         };
         // It may contain a password, which must not be shown.
         let wrong = || {
-            invalid!(
-                "mirror `{}` must be an http or https address without a login",
-                reference.host
+            invalid!("mirror `{host}` must be an http or https address without a login").help(
+                format!("\"{host}\" = \"https://mirror.example.org/prefix\""),
             )
-            .help(format!(
-                "\"{}\" = \"https://mirror.example.org/prefix\"",
-                reference.host
-            ))
         };
-        let (https, rest) = match (
-            mirror.strip_prefix("https://"),
-            mirror.strip_prefix("http://"),
-        ) {
-            (Some(rest), _) => (true, rest),
-            (_, Some(rest)) => (false, rest),
+        let (https, rest) = match mirror.split_once("://") {
+            Some(("https", rest)) => (true, rest),
+            Some(("http", rest)) => (false, rest),
             _ => return Err(wrong()),
         };
         // The mirror's path becomes a prefix of the repository.

@@ -70,20 +70,18 @@ impl Descriptor {
             "org.opencontainers.image.ref.name",
         ]
         .into_iter()
-        .filter_map(|key| self.annotations.get(key).map(String::as_str))
+        .filter_map(|key| self.annotation(key))
     }
 
     /// Returns whether the content is an image or an index that may be for a platform.
     pub(super) fn fits(&self, platform: &Platform) -> bool {
-        MANIFEST_TYPES.contains(&self.media_type.as_str()) && self.is_for(platform)
-    }
-
-    fn is_for(&self, platform: &Platform) -> bool {
-        self.platform.as_ref().is_none_or(|described| {
+        let is_for = |described: &Platform| {
             described.os == platform.os
                 && described.architecture == platform.architecture
                 && (platform.variant.is_none() || described.variant == platform.variant)
-        })
+        };
+        MANIFEST_TYPES.contains(&self.media_type.as_str())
+            && self.platform.as_ref().is_none_or(is_for)
     }
 }
 

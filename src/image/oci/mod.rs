@@ -72,6 +72,7 @@ fn from_files(
 ) -> Result<Resolved> {
     let fits = |found: &std::fs::Metadata| found.is_dir() || found.is_file();
     let path = &super::input(path, "oci", "a regular file or a directory", fits)?;
+    let shown = path.display();
     let cancel = cx.task.cancel;
     let progress = &mut *cx.task.progress;
     let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
@@ -84,13 +85,7 @@ fn from_files(
         let file = layout.layer(layer, cancel)?;
         layers
             .apply(file, &layer.diff_id, cancel, &mut report)
-            .context(|| {
-                format!(
-                    "cannot extract layer {} of `{}`",
-                    layer.diff_id,
-                    path.display()
-                )
-            })?;
+            .context(|| format!("cannot extract layer {} of `{shown}`", layer.diff_id))?;
     }
     let report = layers.finish()?;
     Ok(resolved(&layout.sha256, layout.config, &report, progress))
@@ -146,13 +141,9 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
     while_downloading(needed, download, &counter, cancel, progress, |downloads| {
         for (index, diff_id) in config.diff_ids.iter().enumerate() {
             let archive = downloads.layer(index)?.open()?;
-            downloads.apply(&mut tree, archive, diff_id).context(|| {
-                format!(
-                    "cannot extract layer {} of {}",
-                    index + 1,
-                    config.diff_ids.len()
-                )
-            })?;
+            let count = config.diff_ids.len();
+            tree.apply(archive, diff_id, cancel, &mut |_| downloads.show())
+                .context(|| format!("cannot extract layer {} of {count}", index + 1))?;
         }
         // A small layer may have arrived and been extracted between two updates.
         downloads.show();
@@ -171,19 +162,13 @@ async fn documents(
 ) -> Result<(String, Configuration, Vec<Descriptor>)> {
     // Small downloads do not count as progress.
     let aside = ByteCounter::default();
+    let subject = RequestSubject::Manifest;
     let (mut bytes, mut sha256) = match &reference.sha256 {
         // The digest decides. A tag next to it is only informative and may have moved.
         Some(sha256) => {
-            let path = registry
-                .obtain_sha256(
-                    RequestSubject::Manifest,
-                    sha256,
-                    Size::AtMost(MAX_MANIFEST),
-                    blobs,
-                    &aside,
-                )
-                .await?;
-            (fs_err::read(path)?, sha256.clone())
+            let size = Size::AtMost(MAX_MANIFEST);
+            let path = registry.obtain_sha256(subject, sha256, size, blobs, &aside);
+            (fs_err::read(path.await?)?, sha256.clone())
         }
         None => {
             let tag = reference.tag.as_deref().unwrap_or("latest");
@@ -204,16 +189,8 @@ async fn documents(
             Document::Index(entries) => {
                 nesting += 1;
                 let chosen = manifest::choose(&entries, platform)?;
-                let path = registry
-                    .obtain(
-                        RequestSubject::Manifest,
-                        chosen,
-                        MAX_MANIFEST,
-                        blobs,
-                        &aside,
-                    )
-                    .await?;
-                (bytes, sha256) = (fs_err::read(path)?, chosen.sha256()?.to_owned());
+                let path = registry.obtain(subject, chosen, MAX_MANIFEST, blobs, &aside);
+                (bytes, sha256) = (fs_err::read(path.await?)?, chosen.sha256()?.to_owned());
                 called.clone_from(&chosen.media_type);
             }
         }

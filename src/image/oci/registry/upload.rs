@@ -11,7 +11,7 @@ use super::reason::{error_message, is_immutable};
 use super::{Attempts, Registry, digest_of, header};
 use crate::image::fetch::long_patience;
 use crate::image::oci::manifest::damaged;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// How often to check that a registry has what it just stored.
 const LOOKS: usize = 3;
@@ -52,24 +52,25 @@ impl Registry {
             .header(CONTENT_TYPE, "application/octet-stream")
             .body(blob);
         let response = self.send_with(sent, self.authorization_at(&place)).await;
-        if let Ok(response) = &response {
-            // A registry that refuses early may stop reading, and the packing side would block.
-            if self.goes_on(response, attempts).await? {
-                return Ok(Upload::Again);
-            }
-            if is_unsupported(response.status()) {
-                self.wants_digests.store(true, Ordering::Relaxed);
-                return Ok(Upload::Again);
-            }
-        }
         let response = match response {
-            Ok(response) => Ok(self.accepted(response).await?),
+            Ok(response) => {
+                // A registry that refuses early may stop reading, and the packing side would block.
+                if self.goes_on(&response, attempts).await? {
+                    return Ok(Upload::Again);
+                }
+                if is_unsupported(response.status()) {
+                    self.wants_digests.store(true, Ordering::Relaxed);
+                    return Ok(Upload::Again);
+                }
+                Ok(self.accepted(response).await?)
+            }
             Err(error) => Err(error),
         };
         // A local read error is the cause of the broken connection.
         let digest = digest().await?;
         let place = self.next_place(&response?)?;
-        let (sha256, size) = digest.ok_or_else(|| self.failed(StatusCode::OK))?;
+        let failed = || self.error("send to", &self.name, StatusCode::OK, None);
+        let (sha256, size) = digest.ok_or_else(failed)?;
         let finish = with_digest(place.clone(), &sha256);
         // The token may have expired during the upload.
         let finish = || self.uploads.put(finish.clone()).header(CONTENT_LENGTH, 0);
@@ -150,10 +151,6 @@ impl Registry {
             true => Ok(response),
             false => Err(self.answered("send to", &self.name, response).await),
         }
-    }
-
-    fn failed(&self, status: StatusCode) -> Error {
-        self.error("send to", &self.name, status, None)
     }
 
     /// Stores a document under a tag or its digest.
