@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 use serde::{Deserialize as _, Deserializer};
 use sha2::{Digest as _, Sha256};
 
-use crate::sys::checksum;
+use crate::sys::checksum::is_lower_sha256;
 use crate::sys::name::{InvalidName, NOT_SHORT, checked, is_short_name};
 
 const LEADS_OUT: InvalidName = InvalidName("a name in it is empty or leads out of its directory");
@@ -32,10 +32,6 @@ fn is_below(text: &str) -> bool {
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-fn is_sha256(text: &str) -> bool {
-    checksum::is_sha256(text) && !text.bytes().any(|byte| byte.is_ascii_uppercase())
-}
-
 checked! {
     /// Names a layer's directory in `layers/`: the key of its step, or random digits.
     LayerId: is_name or LEADS_OUT;
@@ -44,7 +40,7 @@ checked! {
     /// Random and never reused: prefix of the names of an env's build volumes.
     EnvId: is_name or LEADS_OUT;
     /// Identifies the content of a snapshot: a SHA-256 in lower-case hexadecimal.
-    StepKey: is_sha256 or NO_SHA256;
+    StepKey: is_lower_sha256 or NO_SHA256;
     /// Names an image's directory in `images/`: recipe, resolved inputs, packages and content.
     ImageKey: is_name or LEADS_OUT;
     /// Names a live build volume's directory in `volumes/`.
@@ -54,7 +50,7 @@ checked! {
     /// Names an env: its directory in `envs/`, and its containers.
     EnvName: is_env_name or NOT_SHORT;
     /// A SHA-256 in lower-case hexadecimal.
-    Sha256Hex: is_sha256 or NO_SHA256;
+    Sha256Hex: is_lower_sha256 or NO_SHA256;
     /// Names a layer of an env's view of a source.
     ViewLayerId: is_name or LEADS_OUT;
     /// A path below a directory of the store.

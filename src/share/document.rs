@@ -14,6 +14,7 @@ use crate::store::history::History;
 use crate::store::images::Image;
 use crate::store::layer::Cost;
 use crate::store::shared::Blob;
+use crate::sys::checksum::is_lower_sha256;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host;
 use jiff::Timestamp;
@@ -219,6 +220,7 @@ impl Document {
     /// Returns the configuration, and the manifest for it.
     pub(super) fn encode(&self, profile: &str) -> Result<(Vec<u8>, Vec<u8>)> {
         let env = self.snapshot.image.env.iter().flatten();
+        let diff_ids = self.blobs.iter().map(|blob| digest(&blob.diff_id));
         let config = Config {
             architecture: host::architecture().to_owned(),
             os: "linux".to_owned(),
@@ -227,11 +229,7 @@ impl Document {
             },
             rootfs: RootFs {
                 r#type: "layers".to_owned(),
-                diff_ids: self
-                    .blobs
-                    .iter()
-                    .map(|blob| digest(&blob.diff_id))
-                    .collect(),
+                diff_ids: diff_ids.collect(),
             },
             rockenv: self.snapshot.clone(),
         };
@@ -258,21 +256,18 @@ impl Document {
             ("rockenv.image", self.snapshot.image.name.clone()),
         ]);
         if let (Some(step), Some(chain)) = (self.snapshot.steps.last(), self.chains().last()) {
+            let history = if self.is_clean() {
+                CLEAN
+            } else {
+                "incremental"
+            };
+            let created = step.created.strftime("%Y-%m-%dT%H:%M:%SZ");
             annotations.extend([
                 ("rockenv.step", step.name.clone()),
                 ("rockenv.profile", profile.to_owned()),
                 ("rockenv.tree", chain.clone()),
-                (
-                    HISTORY,
-                    match self.is_clean() {
-                        true => CLEAN.to_owned(),
-                        false => "incremental".to_owned(),
-                    },
-                ),
-                (
-                    "org.opencontainers.image.created",
-                    step.created.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-                ),
+                (HISTORY, history.to_owned()),
+                ("org.opencontainers.image.created", created.to_string()),
             ]);
         }
         let manifest = json!({
@@ -303,15 +298,14 @@ pub(super) fn foreign(message: impl Into<String>) -> Error {
 
 impl Manifest {
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| {
-            refused("its manifest does not describe a snapshot".into()).source(error)
-        })?;
-        let is_called = |name: &str| ["", MANIFEST].contains(&name);
+        let wrong = || refused("its manifest does not describe a snapshot".into());
+        let manifest: Self =
+            serde_json::from_slice(bytes).map_err(|error| wrong().source(error))?;
         if manifest.schema_version != 2
-            || !is_called(&manifest.media_type)
+            || !["", MANIFEST].contains(&manifest.media_type.as_str())
             || manifest.layers.len() > MAX_LAYERS
         {
-            return Err(refused("its manifest does not describe a snapshot".into()));
+            return Err(wrong());
         }
         for layer in &manifest.layers {
             if ![LAYER, VOLUME].contains(&layer.media_type.as_str()) {
@@ -370,13 +364,12 @@ impl Manifest {
         for (layer, diff_id) in self.layers.iter().zip(&config.rootfs.diff_ids) {
             let diff_id = sha256(diff_id)
                 .ok_or_else(|| refused("a layer is not identified by a SHA-256".into()))?;
+            let unpacked = layer.annotation(UNPACKED);
             blobs.push(Blob {
                 diff_id: diff_id.parse()?,
                 sha256: layer.sha256()?.parse()?,
                 size: layer.size,
-                unpacked: layer
-                    .annotation(UNPACKED)
-                    .and_then(|bytes| bytes.parse().ok()),
+                unpacked: unpacked.and_then(|bytes| bytes.parse().ok()),
             });
         }
         let document = Document { snapshot, blobs };
@@ -396,10 +389,8 @@ impl Manifest {
 
 impl Document {
     fn check(&self) -> Result<()> {
-        let hexadecimal =
-            |text: &str| sha256(&format!("sha256:{text}")).is_some_and(|digits| digits == text);
         let image = &self.snapshot.image;
-        if self.blobs.is_empty() || !hexadecimal(&image.digest) {
+        if self.blobs.is_empty() || !is_lower_sha256(&image.digest) {
             return Err(refused("it does not name its base image".into()));
         }
         if [&image.name, &image.distribution]

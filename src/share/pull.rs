@@ -10,12 +10,13 @@ use super::layout::Layout;
 use super::place::SnapshotSource;
 use super::{RECIPE, Repository, VerifyingKey, recipe_tag, signature, watched};
 use crate::image::fetch::ByteCounter;
-use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
+use crate::image::oci::{Operation, Registry, RequestSubject};
 use crate::plan::ids::{ImageKey, StepKey};
 use crate::plan::resolve::Spec;
 use crate::share::import_layers::Import;
 use crate::store::history::Reuse;
 use crate::store::images::{Image, TaskContext};
+use crate::sys::checksum::is_lower_sha256;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::name::StepName;
 
@@ -37,10 +38,9 @@ pub(crate) enum SnapshotRef {
 impl SnapshotRef {
     /// Interprets a tag.
     pub(crate) fn of(name: &str) -> Self {
-        let is_digest = |text: &str| sha256(&format!("sha256:{text}")) == Some(text);
         match name.strip_prefix(RECIPE) {
-            Some(recipe) if is_digest(recipe) => Self::Recipe(recipe.to_owned()),
-            _ if is_digest(name) => Self::Key(name.to_owned()),
+            Some(recipe) if is_lower_sha256(recipe) => Self::Recipe(recipe.to_owned()),
+            _ if is_lower_sha256(name) => Self::Key(name.to_owned()),
             _ => Self::Named(name.to_owned()),
         }
     }

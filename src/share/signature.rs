@@ -12,6 +12,7 @@ use super::document::{CONFIG, MANIFEST, digest_of};
 use super::key_file::{SigningKey, VerifyingKey};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Descriptor, Registry, RequestSubject, Tagged, refused, sha256};
+use crate::sys::checksum::is_lower_sha256;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 
 const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
@@ -52,7 +53,7 @@ fn tag_for(sha256: &str) -> String {
 /// Returns the SHA-256 of the manifest that a signature's tag belongs to.
 pub(super) fn subject(tag: &str) -> Option<&str> {
     let digits = tag.strip_prefix("sha256-")?.strip_suffix(".sig")?;
-    sha256(&format!("sha256:{digits}")).map(|_| digits)
+    is_lower_sha256(digits).then_some(digits)
 }
 
 /// Refuses a manifest that this key has not signed.
@@ -92,9 +93,7 @@ pub(super) async fn verify(
     let why = match (layers.is_empty(), others.first()) {
         (true, _) => "it is not signed".to_owned(),
         (false, None) => format!("it is not signed with the key that belongs to `{key}`"),
-        (false, Some(other)) => {
-            format!("its signature is for {}", other.escape_debug())
-        }
+        (false, Some(other)) => format!("its signature is for {}", other.escape_debug()),
     };
     Err(drift!("manifest sha256:{manifest} is refused: {why}").help(
         "rockenv push ENV --sign KEY, on the machine that built it; to accept unsigned snapshots, leave out `--verify` and `verify-key`",

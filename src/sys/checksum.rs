@@ -99,6 +99,11 @@ pub(crate) fn is_sha256(digits: &str) -> bool {
     digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// Returns whether a text is a SHA-256 in the lower-case form that rockenv and registries use.
+pub(crate) fn is_lower_sha256(digits: &str) -> bool {
+    is_sha256(digits) && !digits.bytes().any(|byte| byte.is_ascii_uppercase())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@ use super::manifest::{
 use super::reference::{Platform, sha256};
 use crate::image::fetch::sha256_of;
 use crate::image::tar::unpack::{self, unpack};
+use crate::sys::checksum::is_lower_sha256;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 #[derive(Debug)]
@@ -298,7 +299,7 @@ fn from_docker(
     // The file's name is its digest, with or without `.json`.
     let name = image.config.rsplit('/').next().unwrap_or_default();
     let name = name.trim_end_matches(".json");
-    if sha256(&format!("sha256:{name}")).is_some_and(|sha256| sha256 != found) {
+    if is_lower_sha256(name) && name != found {
         return Err(damaged(&format!("`{}`", image.config), &found, name));
     }
     let config = Configuration::parse(&config, image.layers.len(), platform)?;

@@ -12,9 +12,9 @@ use nix::fcntl::ResolveFlag;
 use sha2::{Digest as _, Sha256};
 
 use super::manifest::{Descriptor, damaged, refused};
-use super::reference::sha256;
 use crate::image::tar::{self, Reader, broken, lossy};
 use crate::sys::beneath;
+use crate::sys::checksum::is_lower_sha256;
 use crate::sys::error::{Error, Result, if_exists};
 use crate::sys::shell::quoted_path;
 use crate::tree::root_fs::Tree;
@@ -39,9 +39,8 @@ pub(crate) fn blob(sha256: &str) -> String {
 
 /// Returns whether a file belongs in a layout.
 fn is_part(name: &str) -> bool {
-    let is_digest = |digits: &str| sha256(&format!("sha256:{digits}")) == Some(digits);
     match name.strip_prefix(BLOBS) {
-        Some(rest) => rest.strip_prefix('/').is_some_and(is_digest),
+        Some(rest) => rest.strip_prefix('/').is_some_and(is_lower_sha256),
         None => name == MARK || name == INDEX,
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 
 use crate::sys::address::hide_secrets;
+use crate::sys::checksum::is_lower_sha256;
 use crate::sys::host;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,10 +79,8 @@ const EXAMPLE: &str = "ref = \"registry.example.org/name:tag\"";
 
 /// Returns the hexadecimal digits of `sha256:...`.
 pub(crate) fn sha256(digest: &str) -> Option<&str> {
-    let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    digest
-        .strip_prefix("sha256:")
-        .filter(|digits| digits.len() == 64 && digits.bytes().all(lower_hex))
+    let digits = digest.strip_prefix("sha256:")?;
+    is_lower_sha256(digits).then_some(digits)
 }
 
 pub(super) fn is_host(host: &str) -> bool {
