@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::sys::stat::{Mode, SFlag, UtimensatFlags, fchmod};
+use nix::sys::stat::{Mode, SFlag, fchmod};
 use nix::sys::time::TimeSpec;
 
 use crate::sys::beneath;
@@ -203,19 +203,9 @@ fn clamp(directory: BorrowedFd<'_>, time: &TimeSpec) -> Result<()> {
 }
 
 fn clamp_one(directory: BorrowedFd<'_>, name: &[u8], time: &TimeSpec) -> Result<()> {
-    nix::sys::stat::utimensat(
-        directory,
-        name,
-        &TimeSpec::UTIME_OMIT,
-        time,
-        UtimensatFlags::NoFollowSymlink,
-    )
-    .context(|| {
-        format!(
-            "cannot set the time of `{}` in the image",
-            String::from_utf8_lossy(name)
-        )
-    })
+    let shown = String::from_utf8_lossy(name);
+    beneath::set_mtime(directory, name, time)
+        .context(|| format!("cannot set the time of `{shown}` in the image"))
 }
 
 #[cfg(test)]

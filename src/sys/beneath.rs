@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, renameat, renameat2};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, SFlag, UtimensatFlags, fstat, fstatat, utimensat};
+use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchownat, linkat, unlinkat};
 
 use crate::sys::error::{Result, ResultExt as _};
@@ -181,6 +182,16 @@ pub(crate) fn set_owner<P: ?Sized + NixPath>(
 ) -> nix::Result<()> {
     let (uid, gid) = (Some(uid.into()), Some(gid.into()));
     fchownat(parent, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+/// Sets the modification time of an entry; for a symlink, of the link itself.
+pub(crate) fn set_mtime<P: ?Sized + NixPath>(
+    parent: impl AsFd,
+    name: &P,
+    mtime: &TimeSpec,
+) -> nix::Result<()> {
+    let follow = UtimensatFlags::NoFollowSymlink;
+    utimensat(parent, name, &TimeSpec::UTIME_OMIT, mtime, follow)
 }
 
 pub(crate) fn kind(stat: &FileStat) -> SFlag {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags};
+use nix::sys::stat::{FchmodatFlags, Mode};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid};
 
@@ -60,19 +60,14 @@ impl Unpacker<'_> {
             let changed = nix::unistd::fchown(file, Some(uid), Some(gid));
             owned(changed, &entry.path, (entry.uid, entry.gid))?;
         }
-        if self.is_upper()
-            && !entry
-                .xattrs
-                .iter()
-                .any(|(name, _)| name == b"system.posix_acl_access")
-        {
+        let (place, acl) = (XattrFile::Open(file.as_fd()), "system.posix_acl_access");
+        let mut names = entry.xattrs.iter().map(|(name, _)| name);
+        if self.is_upper() && !names.any(|name| name == acl.as_bytes()) {
             // The ACL is inherited from a lower layer's directory.
-            XattrFile::Open(file.as_fd())
-                .remove("system.posix_acl_access")
-                .context(fail)?;
+            place.remove(acl).context(fail)?;
         }
         nix::sys::stat::fchmod(file, Mode::from_bits_truncate(entry.mode)).context(fail)?;
-        self.set_xattrs(&entry.path, &entry.xattrs, XattrFile::Open(file.as_fd()))?;
+        self.set_xattrs(&entry.path, &entry.xattrs, place)?;
         nix::sys::stat::futimens(file, &TimeSpec::UTIME_OMIT, &timespec(entry.mtime)).context(fail)
     }
 
@@ -92,15 +87,7 @@ impl Unpacker<'_> {
         }
         let place = XattrFile::Entry(parent.as_fd(), name);
         self.set_xattrs(&entry.path, &entry.xattrs, place)?;
-        let times = (TimeSpec::UTIME_OMIT, timespec(entry.mtime));
-        nix::sys::stat::utimensat(
-            &parent,
-            name,
-            &times.0,
-            &times.1,
-            UtimensatFlags::NoFollowSymlink,
-        )
-        .context(fail)
+        beneath::set_mtime(&parent, name, &timespec(entry.mtime)).context(fail)
     }
 
     fn set_xattrs(
@@ -189,17 +176,13 @@ pub(crate) fn copy_data<R: BufRead>(
         let end = offset.saturating_add(length);
         while at < end {
             let chunk = reader.chunk()?;
-            let amount = chunk
-                .len()
-                .min(usize::try_from(end - at).unwrap_or(usize::MAX));
+            let left = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let amount = chunk.len().min(left);
             if amount == 0 {
                 return Err(broken!("the data of entry `{}` is truncated", lossy(path)));
             }
-            let written = match nix::sys::uio::pwrite(
-                file,
-                &chunk[..amount],
-                i64::try_from(at).unwrap_or(i64::MAX),
-            ) {
+            let place = i64::try_from(at).unwrap_or(i64::MAX);
+            let written = match nix::sys::uio::pwrite(file, &chunk[..amount], place) {
                 Err(Errno::EINTR) => continue,
                 other => other.context(|| cannot("write", path))?,
             };
