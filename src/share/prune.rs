@@ -298,6 +298,12 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
             Content::Other(_) => plan.others += 1,
         }
     }
+    let unneeded = |tag: &Tag, title, built| Unneeded {
+        tag: tag.name.clone(),
+        title,
+        built,
+        manifest: tag.manifest.clone(),
+    };
     let mut removed = BTreeSet::new();
     for tag in tags.iter().filter(|tag| !is_needed(tag)) {
         let Content::Snapshot { title, built, .. } = &tag.content else {
@@ -308,12 +314,8 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
             continue;
         }
         removed.insert(tag.manifest.as_str());
-        plan.removed.push(Unneeded {
-            tag: tag.name.clone(),
-            title: Some(title.clone()),
-            built: Some(*built),
-            manifest: tag.manifest.clone(),
-        });
+        let built = Some(*built);
+        plan.removed.push(unneeded(tag, Some(title.clone()), built));
     }
     plan.bytes = freed(tags, &removed);
     plan.removed.sort_by_key(|tag| tag.built);
@@ -323,12 +325,7 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
         if let Content::Signature(subject) = &tag.content {
             let goes = removed.contains(&**subject) && !manifests.contains(&*tag.manifest);
             match goes {
-                true => signatures.push(Unneeded {
-                    tag: tag.name.clone(),
-                    title: None,
-                    built: None,
-                    manifest: tag.manifest.clone(),
-                }),
+                true => signatures.push(unneeded(tag, None, None)),
                 false => plan.kept += 1,
             }
         }

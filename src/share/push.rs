@@ -215,24 +215,18 @@ impl Pushing<'_> {
         let image = &self.what.image;
         let store = self.store;
         let remembered = store.shared_image(&image.key).ok().flatten();
-        let remembered = remembered.and_then(|shared| shared.tree);
-        // Another machine may have pushed the image. Its key determines its content, which pulling verifies.
-        let others = match &remembered {
-            Some(_) => None,
+        let known = match remembered.and_then(|shared| shared.tree) {
+            // Another machine may have pushed the image. Its key determines its content, which pulling verifies.
             None => self.pushed_image().await,
+            remembered => remembered,
         };
-        let known = remembered.clone().or_else(|| others.clone());
         let changes = LayerContent::Whole(store.image_root(&image.key));
         let there = || Ok(store.image(&image.key)?.is_some());
-        let blob = self.blob(known, changes, there).await;
+        let blob = self.blob(known.clone(), changes, there).await;
         let verb = self.to.verb();
         let blob = blob.context(|| format!("cannot {verb} image `{}`", image.name))?;
         // A layer that others pushed is not remembered, because the next push may sign it.
-        if ![&remembered, &others]
-            .into_iter()
-            .flatten()
-            .any(|known| *known == blob)
-        {
+        if known.as_ref() != Some(&blob) {
             let shared = Shared {
                 chain: image.digest.clone(),
                 tree: Some(blob.clone()),
@@ -439,13 +433,9 @@ impl Pushing<'_> {
         if repository.is_some_and(|repository| repository.has_pushed(tag, &ours)) {
             return Ok(());
         }
-        self.set_tag(
-            registry,
-            document,
-            (tag, moves),
-            (&config, &manifest, &ours),
-        )
-        .await?;
+        let content = (&*config, &*manifest, &*ours);
+        self.set_tag(registry, document, (tag, moves), content)
+            .await?;
         if let Some(repository) = repository {
             repository.remember(tag, &ours);
         }
