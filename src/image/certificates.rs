@@ -79,10 +79,8 @@ impl Written {
             Self::Word(word) if word == "host" => return Ok(Authorities::Host),
             Self::Word(word) => {
                 let word = word.escape_debug();
-                return Err(
-                    invalid!("invalid `ca-certificates` in the configuration: `{word}`")
-                        .help(EXAMPLE),
-                );
+                let what = "invalid `ca-certificates` in the configuration";
+                return Err(invalid!("{what}: `{word}`").help(EXAMPLE));
             }
             Self::Files(paths) => paths,
         };
@@ -122,13 +120,10 @@ impl Authorities {
                     })?;
                     let found = certificates(&String::from_utf8_lossy(&bytes));
                     if found.is_empty() {
-                        let shown = path.display();
-                        return Err(invalid!("`{shown}` has no certificate in PEM form").help(
-                            format!(
-                                "openssl x509 -inform der -in {0} -out {0}.pem",
-                                quoted_path(path)
-                            ),
-                        ));
+                        let (shown, file) = (path.display(), quoted_path(path));
+                        let error = invalid!("`{shown}` has no certificate in PEM form");
+                        let help = format!("openssl x509 -inform der -in {file} -out {file}.pem");
+                        return Err(error.help(help));
                     }
                     pem.push_str(&found);
                 }

@@ -27,6 +27,7 @@ pub use recipe::Recipe;
 use crate::sys::error::{Result, ResultExt as _, is_absent};
 use crate::tree::root_fs::Tree;
 use recipe::{Source, Tarball};
+use tar::unpack::{UnpackOptions, unpack};
 
 /// The tools' scratch directory. It is inside the tree being built, so that removing a half-built tree removes it too.
 const WORK: &str = ".rockenv-build";
@@ -176,10 +177,8 @@ fn with_work_directory(
     }
     // The tools get this path, but run in another directory.
     if !cx.into.is_absolute() {
-        return Err(unexpected!(
-            "`{}` is not an absolute path",
-            cx.into.display()
-        ));
+        let into = cx.into.display();
+        return Err(unexpected!("`{into}` is not an absolute path"));
     }
     use std::os::unix::fs::PermissionsExt as _;
     let everyone_enters = || std::fs::Permissions::from_mode(0o755);
@@ -211,6 +210,10 @@ fn input(
 fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
     let progress = &mut *cx.task.progress;
     let (cancel, sha256) = (cx.task.cancel, &table.sha256);
+    let options = UnpackOptions {
+        strip_components: table.strip_components,
+        ..UnpackOptions::default()
+    };
     let path = match (&table.path, &table.url) {
         (Some(path), _) => {
             let path = input(path, "tarball", "a regular file", Metadata::is_file)?;
@@ -219,24 +222,15 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         }
         (None, Some(url)) => {
             let mut report = |done, total| progress(BuildProgress::Bytes { done, total });
-            let most = tar::unpack::UnpackOptions::default().limits.bytes;
+            let most = options.limits.bytes;
             fetch::fetch(url, sha256, most, cx.blobs, cancel, &mut report)?
         }
         (None, None) => return Err(unexpected!("a tarball recipe without path and url")),
     };
-    let options = tar::unpack::UnpackOptions {
-        strip_components: table.strip_components,
-        ..tar::unpack::UnpackOptions::default()
-    };
     let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
-    let report = tar::unpack::unpack(
-        fs_err::File::open(&path)?.into_file(),
-        cx.into,
-        &options,
-        cancel,
-        &mut report,
-    )
-    .context(|| format!("cannot extract `{}`", path.display()))?;
+    let archive = fs_err::File::open(&path)?.into_file();
+    let report = unpack(archive, cx.into, &options, cancel, &mut report)
+        .context(|| format!("cannot extract `{}`", path.display()))?;
     if table.path.is_some() {
         // The user's file may have changed in the meantime.
         fetch::verify(&path, sha256, cancel)?;

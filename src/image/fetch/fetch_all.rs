@@ -88,18 +88,14 @@ async fn one(
     let Some((url, error)) = last else {
         return Err(unexpected!("`{}` has no address", piece.name));
     };
-    let (kind, help) = match error.kind() {
-        Kind::Drift => (
-            Kind::Drift,
-            "try a mirror of that host: [mirror] in the configuration",
-        ),
-        kind => (
-            kind,
-            "run the command again to resume, or set a mirror of that host: [mirror] in the configuration",
-        ),
+    let help = match error.kind() {
+        Kind::Drift => "try a mirror of that host: [mirror] in the configuration",
+        _ => {
+            "run the command again to resume, or set a mirror of that host: [mirror] in the configuration"
+        }
     };
     let what = format!("cannot fetch `{}` from `{url}`", piece.name);
-    Err(Error::new(kind, what).source(error).help(help))
+    Err(Error::new(error.kind(), what).source(error).help(help))
 }
 
 /// Requests a file's content after the first `from` bytes. GitHub and S3 refuse some requests with 503 and the like while

@@ -152,8 +152,13 @@ impl Unpacker<'_> {
 
     /// Returns whether lower layers exist.
     pub(crate) fn is_upper(&self) -> bool {
-        let layer = self.layer.as_ref();
-        layer.is_some_and(|layer| layer.onto != Onto::Nothing)
+        self.onto() != Onto::Nothing
+    }
+
+    fn onto(&self) -> Onto {
+        self.layer
+            .as_ref()
+            .map_or(Onto::Nothing, |layer| layer.onto)
     }
 
     fn is_made(&self, path: &[u8]) -> bool {
@@ -189,11 +194,7 @@ impl Unpacker<'_> {
         if !self.is_upper() {
             return Ok(true);
         }
-        if self
-            .layer
-            .as_ref()
-            .is_some_and(|layer| layer.onto == Onto::Overlay)
-        {
+        if self.onto() == Onto::Overlay {
             self.enter(parents, entry)?;
             return self.keep_deletion(name, deleted, entry).map(|()| true);
         }

@@ -113,16 +113,8 @@ fn unpack_output(program: Program, name: &str, cx: &mut BuildContext<'_>) -> Res
             }
         },
         |stdout| {
-            unpack(
-                stdout,
-                into,
-                &UnpackOptions::default(),
-                cancel,
-                &mut |done| {
-                    written.store(done, Ordering::Relaxed);
-                },
-            )
-            .map(|_| ())
+            let mut report = |done| written.store(done, Ordering::Relaxed);
+            unpack(stdout, into, &UnpackOptions::default(), cancel, &mut report).map(drop)
         },
     );
     outcome.map_err(|error| match refusal {
@@ -140,10 +132,8 @@ fn refused(line: &str) -> Option<&str> {
             .filter(|said| unverified.iter().any(|begin| said.starts_with(begin)))
     })?;
     // mmdebstrap's own messages are never the cause.
-    let is_apt = !["apt", "mmdebstrap", "setup"]
-        .iter()
-        .any(|own| said.starts_with(own));
-    is_apt.then_some(said)
+    let mut own = ["apt", "mmdebstrap", "setup"].iter();
+    (!own.any(|own| said.starts_with(own))).then_some(said)
 }
 
 fn explain(name: &str, refusal: &str, error: Error) -> Error {
@@ -201,10 +191,8 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
     }
     let key = fs_err::read(path).context(cannot)?;
     // apt determines the key's format by its file extension.
-    let form = match key.starts_with(b"-----BEGIN PGP") {
-        true => "asc",
-        false => "gpg",
-    };
+    let is_text = key.starts_with(b"-----BEGIN PGP");
+    let form = if is_text { "asc" } else { "gpg" };
     let directory = work.join("trusted.gpg.d");
     fs_err::create_dir(&directory)?;
     let file = directory.join(format!("rockenv-{name}.{form}"));
@@ -235,23 +223,14 @@ fn sources(
             Some(id) => mirror.replace("@SNAPSHOTID@", id),
             None => mirror.clone(),
         };
-        if mirror
-            .contains(|character: char| character.is_whitespace() || "[]\"".contains(character))
-        {
-            return Err(invalid!(
-                "mirror `{key}` is not an address: `{}`",
-                without_login(&mirror)
-            ));
+        let is_wrong = |character: char| character.is_whitespace() || "[]\"".contains(character);
+        if mirror.contains(is_wrong) {
+            let shown = without_login(&mirror);
+            return Err(invalid!("mirror `{key}` is not an address: `{shown}`"));
         }
-        let option = if id.is_some() {
-            "[check-valid-until=no] "
-        } else {
-            ""
-        };
-        Ok(format!(
-            "deb {option}{mirror} {suite} {}",
-            table.components.join(" ")
-        ))
+        let option = id.map_or("", |_| "[check-valid-until=no] ");
+        let components = table.components.join(" ");
+        Ok(format!("deb {option}{mirror} {suite} {components}"))
     };
     let Some(main) = mirror(format!("{name}{kind}")) else {
         return Ok(Vec::new());

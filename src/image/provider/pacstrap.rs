@@ -167,11 +167,8 @@ impl Server {
             format!("SigLevel = {level}"),
             format!("GPGDir = {}", keys.display()),
         ];
-        if !table
-            .pacman_conf
-            .iter()
-            .any(|line| line.trim_start().starts_with("Architecture"))
-        {
+        let mut own = table.pacman_conf.iter();
+        if !own.any(|line| line.trim_start().starts_with("Architecture")) {
             lines.push("Architecture = auto".into());
         }
         if let Some(list) = authorities {
