@@ -43,12 +43,10 @@ const PLACES: [&str; 5] = [
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Help for an invalid `ca-certificates`.
 const EXAMPLE: &str = "ca-certificates = \"host\", or a list of PEM files";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authorities {
-    /// The authorities of this machine.
     Host,
     /// Additional authorities in PEM files.
     Files(Vec<PathBuf>),
@@ -146,7 +144,6 @@ impl Authorities {
     }
 }
 
-/// Returns the machine's own list.
 fn host() -> Option<String> {
     let read = |place| system_text(Path::new("/").join(place)).ok();
     let mut found = PLACES.into_iter().filter_map(read);
@@ -167,7 +164,6 @@ fn certificates(text: &str) -> String {
     found
 }
 
-/// The additional authorities of a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContainerAuthorities {
     /// The certificates, in PEM form.

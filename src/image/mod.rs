@@ -34,13 +34,11 @@ const WORK: &str = ".rockenv-build";
 
 #[derive(Debug)]
 pub enum BuildProgress<'a> {
-    /// A line of a tool's output.
     Line(&'a str),
     /// Bytes downloaded, extracted or copied.
     Bytes { done: u64, total: Option<u64> },
 }
 
-/// Locations of the user's registry logins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Logins {
     /// Files with logins, in order of precedence.
@@ -62,7 +60,6 @@ pub struct TaskContext<'a> {
     pub notice: oci::Notice,
     /// Additional environment variables for the tools, such as the proxy variables.
     pub env: &'a BTreeMap<String, String>,
-    /// Stops the task when it becomes true.
     pub cancel: &'a AtomicBool,
     pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
 }
@@ -75,7 +72,6 @@ impl std::fmt::Debug for TaskContext<'_> {
     }
 }
 
-/// Where and how to build an image.
 #[derive(Debug)]
 pub struct BuildContext<'a> {
     /// An existing empty directory that becomes the root file system.

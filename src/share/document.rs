@@ -48,7 +48,6 @@ pub(super) struct SharedSnapshot {
     pub(super) steps: Vec<SharedStep>,
 }
 
-/// A step's snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SharedStep {
     pub(super) key: StepKey,
@@ -62,7 +61,6 @@ pub(super) struct SharedStep {
     pub(super) pins: Pins,
     /// Index of the layer with the step's changes.
     pub(super) layer: usize,
-    /// The build volumes after the step.
     pub(super) volumes: BTreeMap<VolumeName, SharedVolume>,
     /// How the build volumes began, as in a layer of the store.
     pub(super) history: History,
@@ -71,11 +69,9 @@ pub(super) struct SharedStep {
     pub(super) results: Option<usize>,
 }
 
-/// A build volume after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum SharedVolume {
-    /// The volume was empty.
     Empty,
     /// Index of the layer with the step's changes, or with the whole volume if the previous step has no layer for it.
     Layer(usize),
@@ -91,7 +87,6 @@ impl SharedStep {
         }
     }
 
-    /// Returns whether the step is the result of a clean build.
     fn is_clean(&self) -> bool {
         self.history == History::Clean
     }
@@ -153,7 +148,6 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// The parts of a manifest that rockenv reads.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Manifest {

@@ -38,7 +38,6 @@ use crate::ui::size;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Import<'a> {
     pub store: &'a Store,
-    /// The owner of build volumes.
     pub user: &'a BuildUser,
     /// The service that keeps the trees of steps in place of the store.
     pub service: Option<&'a Service>,
@@ -69,7 +68,6 @@ impl Import<'_> {
     }
 }
 
-/// A pull with known missing layers.
 struct Pull<'a> {
     to: Import<'a>,
     incoming: &'a IncomingLayers<'a>,
@@ -268,7 +266,6 @@ impl<'a> Pull<'a> {
         )
     }
 
-    /// Makes everything that is missing, then publishes it.
     fn unpack(&self, downloads: &mut Downloads<'_>) -> Result<()> {
         let image = &self.document.snapshot.image;
         let work = &self.incoming.work;
@@ -355,7 +352,6 @@ impl<'a> Pull<'a> {
         }
     }
 
-    /// Unpacks a layer once it has arrived.
     fn unpack_layer(
         &self,
         downloads: &mut Downloads<'_>,
@@ -407,7 +403,6 @@ impl<'a> Pull<'a> {
         self.unpack_layer(downloads, index, &into, onto)
     }
 
-    /// Makes the service's image after a step.
     fn service_image(
         &self,
         service: &Service,
@@ -446,7 +441,6 @@ impl<'a> Pull<'a> {
         Ok(kept)
     }
 
-    /// Makes the build volumes after a step.
     fn volumes(
         &self,
         step: ImportedStep<'_>,

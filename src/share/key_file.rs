@@ -49,7 +49,6 @@ pub(crate) struct VerifyingKey {
     point: Vec<u8>,
 }
 
-/// An encrypted private key.
 #[derive(Deserialize)]
 struct Sealed {
     kdf: Kdf,

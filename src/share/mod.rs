@@ -110,7 +110,6 @@ impl std::fmt::Display for Repository {
     }
 }
 
-/// Prefix of the tag for a recipe's image.
 const RECIPE: &str = "recipe-";
 
 fn recipe_tag(recipe: &str) -> String {

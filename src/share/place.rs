@@ -11,7 +11,6 @@ use crate::image::oci::{Registry, RequestSubject};
 use crate::store::shared::{Blob, IncomingLayers};
 use crate::sys::error::Result;
 
-/// Where snapshots go.
 pub(super) enum Destination<'a> {
     Registry(&'a Registry),
     Layout(Box<Mutex<LayoutDraft>>),
@@ -30,7 +29,6 @@ impl Destination<'_> {
         matches!(self, Self::Registry(registry) if registry.wants_digests())
     }
 
-    /// Returns the verb for messages.
     pub(super) fn verb(&self) -> &'static str {
         match self {
             Self::Registry(_) => "push",
@@ -39,7 +37,6 @@ impl Destination<'_> {
     }
 }
 
-/// Where snapshots come from.
 #[derive(Clone, Copy)]
 pub(super) enum SnapshotSource<'a> {
     /// The registry, and the directory that layers are downloaded to.

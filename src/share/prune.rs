@@ -52,7 +52,6 @@ enum Content {
     Other(BTreeSet<String>),
 }
 
-/// A tag that is not needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Unneeded {
     pub(crate) tag: String,
@@ -63,7 +62,6 @@ pub(crate) struct Unneeded {
     manifest: String,
 }
 
-/// The decision about all tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PrunePlan {
     pub(crate) removed: Vec<Unneeded>,

@@ -22,7 +22,6 @@ use crate::sys::name::StepName;
 
 pub(super) const PARALLEL: usize = 4;
 
-/// The snapshot that the caller looks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotRef {
     /// The snapshot of a step, or the image, with this key.
@@ -31,12 +30,10 @@ pub(crate) enum SnapshotRef {
     Chain(WantedChain),
     /// The current image of a recipe, by the recipe's digest.
     Recipe(String),
-    /// Any snapshot with this name.
     Named(String),
 }
 
 impl SnapshotRef {
-    /// Interprets a tag.
     pub(crate) fn of(name: &str) -> Self {
         match name.strip_prefix(RECIPE) {
             Some(recipe) if is_lower_sha256(recipe) => Self::Recipe(recipe.to_owned()),
@@ -114,7 +111,6 @@ pub(crate) struct WantedChain {
 }
 
 impl WantedChain {
-    /// Returns an image without steps.
     pub(crate) fn image(image: ImageKey) -> Self {
         Self {
             image,
@@ -289,7 +285,6 @@ pub(super) async fn find(
     document(registry, &bytes, blobs).await.map(Some)
 }
 
-/// Joins a manifest with its configuration.
 pub(super) async fn document(registry: &Registry, bytes: &[u8], blobs: &Path) -> Result<Document> {
     let manifest = Manifest::parse(bytes)?;
     let (blob, aside) = (RequestSubject::Blob, ByteCounter::default());

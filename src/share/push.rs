@@ -37,12 +37,10 @@ const AT_ONCE: usize = 3;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Pushed {
-    /// Number of tags that were set.
     pub tags: u64,
     pub sent: usize,
     /// Compressed size of the sent layers.
     pub sent_bytes: u64,
-    /// Layers that the destination already had.
     pub there: u64,
     /// Sockets, which an archive cannot hold.
     pub left_out: u64,
@@ -61,7 +59,6 @@ impl Pushed {
     }
 }
 
-/// Pushes snapshots and everything below them.
 pub(crate) fn push(
     store: &Store,
     repository: &Repository,
@@ -167,7 +164,6 @@ struct Pushing<'a> {
     repository: Option<&'a Repository>,
     /// Bytes that were read.
     done: Arc<AtomicU64>,
-    /// Number of layers being sent.
     sending: Cell<usize>,
     pushed: RefCell<Pushed>,
     /// The layers with each snapshot's changes, if a service keeps the trees.
@@ -488,7 +484,6 @@ impl Pushing<'_> {
         self.repository?.signs.as_deref()
     }
 
-    /// Returns the directory for small downloads.
     fn blobs(&self) -> std::path::PathBuf {
         self.store.root().join("blobs")
     }

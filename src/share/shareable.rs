@@ -9,7 +9,6 @@ use crate::store::layer::VolumeState;
 use crate::store::{Layer, Store};
 use crate::sys::error::Result;
 
-/// The shareable part of an env.
 pub(crate) struct Shareable {
     pub env: EnvName,
     /// The profile's name, for people who browse the registry.

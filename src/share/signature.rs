@@ -19,10 +19,8 @@ const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 const TYPE: &str = "cosign container image signature";
 const MAX_PAYLOAD: u64 = 64 << 10;
-/// Maximum number of signatures of a manifest.
 const MAX_SIGNATURES: usize = 64;
 
-/// The parts of a signature manifest that rockenv reads.
 #[derive(Deserialize)]
 struct Signatures {
     #[serde(default)]

@@ -37,16 +37,13 @@ pub(super) struct Sent {
     pub(super) left_out: u64,
 }
 
-/// The writing end of a layer's stream.
 pub(super) struct Chunked {
     sender: Sender<io::Result<Bytes>>,
     threads: usize,
 }
 
-/// The reading end of a layer's stream.
 pub(super) type Pieces = Receiver<io::Result<Bytes>>;
 
-/// A layer's archive while it is written.
 type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;
 
 /// Sends a layer, and packs it again whenever the registry did not take it. `done` counts the bytes read. `alone`: no
@@ -93,7 +90,6 @@ impl Drop for Packing {
     }
 }
 
-/// Packs a layer in its own thread.
 fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> Result<(Pieces, Packing)> {
     let (chunked, pieces) = chunked(alone);
     let stop = Arc::new(AtomicBool::new(false));
@@ -272,7 +268,6 @@ fn through(
     })
 }
 
-/// Hashes and counts the bytes written through it.
 struct Hashed<W> {
     inner: W,
     sha256: Sha256,

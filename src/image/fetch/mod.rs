@@ -45,7 +45,6 @@ pub(crate) fn configure(patience: Option<Duration>) {
     }
 }
 
-/// Returns the time that a server may send almost nothing.
 pub(crate) fn patience() -> Duration {
     CONFIGURED.get().copied().unwrap_or(PATIENCE)
 }
@@ -89,7 +88,6 @@ pub(crate) enum Size {
 }
 
 impl Size {
-    /// Refuses a size that does not match.
     fn check(self, name: &str, found: u64) -> Result<()> {
         let wrong = match self {
             Self::Exactly(size) if found != size => format!("not {size} as the image says"),
@@ -178,7 +176,6 @@ pub(crate) fn in_thread<T: Send>(
     })
 }
 
-/// Runs network work until it ends or is cancelled.
 pub(crate) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -409,7 +406,6 @@ async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<
     )?)
 }
 
-/// Stores bytes with this SHA-256 as a blob.
 pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
     let directory = blobs.join("sha256");
     fs_err::create_dir_all(&directory)?;
@@ -553,7 +549,6 @@ pub(crate) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<(
     }
 }
 
-/// Returns the SHA-256 of the rest of a file.
 pub(crate) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<String> {
     digest_of(&mut file, Algorithm::Sha256, cancel)
 }

@@ -105,7 +105,6 @@ fn refuse_larger(limits: &Limits, new: &Path, old: Option<&Path>) -> Result<()> 
     }
 }
 
-/// A file with hard links in the new tree.
 struct Group {
     /// Inode of the file in the old tree, if it exists there.
     old: Option<u64>,
@@ -232,7 +231,6 @@ impl<W: Write> Walk<'_, W> {
                 == (new.st_ino, new.st_ctime, new.st_ctime_nsec)
     }
 
-    /// Writes the changes in a directory.
     fn inside(
         &mut self,
         old: Option<&OwnedFd>,

@@ -49,7 +49,6 @@ pub(super) struct CredentialHelper<'a> {
     /// Whether the file says that the helper has a password.
     promised: bool,
     file: &'a Path,
-    /// User and group that own the file.
     owner: (u32, u32),
 }
 

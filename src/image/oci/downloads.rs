@@ -60,7 +60,6 @@ pub(crate) fn while_downloading(
     })
 }
 
-/// Layers as they arrive.
 pub(crate) struct Downloads<'a> {
     arrivals: Receiver<(usize, Piece)>,
     arrived: BTreeMap<usize, Piece>,

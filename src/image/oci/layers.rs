@@ -44,7 +44,6 @@ pub(crate) enum Onto {
     Overlay,
 }
 
-/// The entries of the current layer so far.
 #[derive(Debug, Default)]
 pub(crate) struct LayerEntries {
     onto: Onto,

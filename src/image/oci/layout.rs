@@ -25,7 +25,6 @@ pub(super) struct Layout {
     pub(super) sha256: String,
     pub(super) config: Configuration,
     pub(super) layers: Vec<LayoutLayer>,
-    /// Temporary directory of an unpacked archive.
     _unpacked: Option<tempfile::TempDir>,
 }
 
@@ -148,7 +147,6 @@ fn from_index(
     Err(refused("its index leads to indexes only".into()))
 }
 
-/// An image among those in the files.
 struct Candidate<T> {
     names: Vec<String>,
     /// Digest with the prefix `sha256:`.
@@ -209,7 +207,6 @@ fn absent_help<T>(candidates: &[Candidate<T>], by_digest: bool) -> String {
     }
 }
 
-/// Refuses to choose between images with different digests.
 fn several<T>(candidates: &[Candidate<T>]) -> Result<()> {
     let fitting = || candidates.iter().filter(|image| image.fits);
     let images: BTreeMap<&str, &Candidate<T>> = fitting()

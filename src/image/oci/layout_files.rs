@@ -27,12 +27,10 @@ pub(crate) const INDEX: &str = "index.json";
 pub(crate) const BLOBS: &str = "blobs/sha256";
 
 const MAX_PARTS: usize = 16 << 10;
-/// Maximum length of a name in a layout.
 const MAX_NAME: usize = 128;
 /// Bytes to copy between two calls of `look`.
 const COPIED: u64 = 16 << 20;
 
-/// Returns the path of the blob with this SHA-256.
 pub(crate) fn blob(sha256: &str) -> String {
     format!("{BLOBS}/{sha256}")
 }
@@ -103,7 +101,6 @@ impl Piece {
     }
 }
 
-/// A piece being read.
 pub(crate) type Part = io::Take<fs::File>;
 
 impl LayoutFiles {
@@ -201,7 +198,6 @@ impl LayoutFiles {
     }
 }
 
-/// Locates the parts in a tar file.
 fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
     let length = file.metadata()?.len();
     let mut start = [0; 6];
@@ -252,7 +248,6 @@ fn too_large(name: &str, size: u64, limit: u64) -> Error {
     refused(format!("`{name}` has {size} bytes (limit {limit})"))
 }
 
-/// Returns the error for content that is not a layout.
 pub(crate) fn no_layout(why: &str) -> Error {
     invalid!("this is not an OCI layout: {why}").help(
         "rockenv export ENV --snapshots FILE.oci.tar makes one, and so does skopeo copy docker://HOST/NAME:KEY oci:DIR:KEY",

@@ -23,7 +23,6 @@ const MAX_ENVIRONMENT: usize = 64 << 10;
 /// Limit for nested indexes. Digests make a cycle impossible.
 pub(super) const MAX_NESTING: usize = 4;
 
-/// Accepted media types of manifests and indexes.
 pub(super) const MANIFEST_TYPES: [&str; 4] = [
     INDEX_TYPES[0],
     "application/vnd.oci.image.manifest.v1+json",
@@ -190,7 +189,6 @@ pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Chooses an index's entry for a platform.
 pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Result<&'a Descriptor> {
     let fitting = entries.iter().filter(|entry| entry.fits(platform));
     // Some indexes list `linux/amd64/v2` before `linux/amd64`.
@@ -218,7 +216,6 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
     })
 }
 
-/// The parts of a configuration that rockenv uses.
 #[derive(Debug)]
 pub(super) struct Configuration {
     /// SHA-256 of each layer's uncompressed bytes.
@@ -317,7 +314,6 @@ impl Configuration {
 
 pub(super) const ANOTHER: &str = "the image is damaged or was tampered with; use another";
 
-/// Returns the error for an invalid image.
 pub(crate) fn refused(what: String) -> Error {
     invalid!("refused image: {what}").help(ANOTHER)
 }

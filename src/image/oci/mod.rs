@@ -41,7 +41,6 @@ pub use retry::Notice;
 pub(super) struct Resolved {
     /// Digest with `sha256:`, of the manifest or, if the image has none, of the configuration.
     pub(super) digest: String,
-    /// Environment variables of the image's configuration.
     pub(super) env: BTreeMap<String, String>,
 }
 

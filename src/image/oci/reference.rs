@@ -12,7 +12,6 @@ use crate::sys::host;
 pub(crate) struct Reference {
     /// Registry, with a port if given.
     pub(crate) host: String,
-    /// Name in the registry.
     pub(crate) repository: String,
     /// Without a tag and a digest, `latest` is meant.
     pub(crate) tag: Option<String>,
@@ -72,7 +71,6 @@ impl Reference {
 
 /// Host of Docker Hub's registry. Its images are called `docker.io/...`.
 pub(super) const DOCKER_HUB: &str = "index.docker.io";
-/// Message about an invalid digest in a reference.
 pub(in crate::image) const NO_DIGEST: &str =
     "has a digest that is not `sha256:` and 64 lower-case hexadecimal digits";
 const EXAMPLE: &str = "ref = \"registry.example.org/name:tag\"";
@@ -141,7 +139,6 @@ fn is_tag(tag: &str) -> bool {
         && tag.bytes().all(|byte| word(byte) || b".-".contains(&byte))
 }
 
-/// The operating system and CPU architecture of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(in crate::image) struct Platform {
     #[serde(default)]
@@ -157,7 +154,6 @@ impl Platform {
         format!("linux/{}", host::architecture())
     }
 
-    /// Parses `linux/arm64/v8`.
     pub(in crate::image) fn parse(text: &str) -> Option<Self> {
         let word =
             |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());

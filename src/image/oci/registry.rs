@@ -44,7 +44,6 @@ pub(crate) enum Operation {
     Delete,
 }
 
-/// The retries of one request so far.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     patience: Patience,
@@ -217,7 +216,6 @@ impl Registry {
         }
     }
 
-    /// Returns whether a tag, or a manifest with a digest, exists.
     pub(crate) async fn has(&self, tag: &str) -> Result<bool> {
         Ok(self.head(RequestSubject::Manifest, tag).await?.is_some())
     }
@@ -399,7 +397,6 @@ impl Registry {
         granted.map(|granted| granted.header)
     }
 
-    /// Returns whether the address belongs to the registry itself.
     fn is_own(&self, place: &Url) -> bool {
         self.base.origin() == place.origin()
     }
@@ -481,7 +478,6 @@ impl Registry {
         Ok(value)
     }
 
-    /// Returns the registry's name for messages.
     fn who(&self) -> String {
         format!("registry `{}`", self.host)
     }

@@ -3,7 +3,6 @@
 use crate::image::tar::{broken, lossy};
 use crate::sys::error::Result;
 
-/// The known content of extended headers.
 #[derive(Debug, Default)]
 pub(crate) struct Pax {
     pub(crate) path: Option<Vec<u8>>,
@@ -97,7 +96,6 @@ impl Pax {
     }
 }
 
-/// Prefix of the key of an extended attribute.
 const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
 /// GNU tar's escapes for characters that would end the key.
 const ESCAPED: [(u8, &[u8]); 2] = [(b'=', b"%3D"), (b'%', b"%25")];

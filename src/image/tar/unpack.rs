@@ -38,7 +38,6 @@ pub struct Limits {
     pub path: usize,
     /// Decompressed size over compressed size.
     pub ratio: u64,
-    /// Decompressed size in bytes.
     pub unpacked: u64,
 }
 
@@ -75,7 +74,6 @@ impl Limits {
 /// Which device nodes are made. Engines provide `/dev`, so an image needs no device nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// Skip and report each device node.
     Skip,
     /// Make all, except the character device 0:0, which marks a deleted file for overlayfs.
     Make,
@@ -146,7 +144,6 @@ pub(crate) struct Unpacker<'a> {
     pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
     pub(crate) directories: HashMap<Vec<u8>, Attributes>,
     pub(crate) newest: i64,
-    /// Bytes of the names and attributes so far.
     names: u64,
     pub(crate) options: &'a UnpackOptions,
     pub(crate) report: UnpackReport,
@@ -541,7 +538,6 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// Returns the bytes of an entry's names and attributes.
 fn names_of(entry: &TarEntry) -> u64 {
     let link = match &entry.kind {
         TarEntryKind::Symlink(target) | TarEntryKind::HardLink(target) => target.len(),

@@ -21,7 +21,6 @@ const MAX_IMAGES: usize = 256;
 #[derive(Debug)]
 pub(in crate::share) struct Layout(LayoutFiles);
 
-/// The parts of an index that rockenv reads.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Index {
@@ -86,7 +85,6 @@ impl Layout {
         Ok(document)
     }
 
-    /// Hashes a layer in place.
     pub(in crate::share) async fn layer(
         &self,
         layer: &Blob,

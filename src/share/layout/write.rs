@@ -36,7 +36,6 @@ const NEXT: &str = "blobs/next";
 /// A layout in progress. Dropping it before `finish` leaves nothing behind.
 #[derive(Debug)]
 pub(in crate::share) struct LayoutDraft {
-    /// Its final path.
     place: PathBuf,
     spot: Spot,
     /// The temporary directory; `None` for a tar file.
@@ -47,7 +46,6 @@ pub(in crate::share) struct LayoutDraft {
     owner: Option<(u32, u32)>,
     /// Modification time for the entries of a tar file.
     time: u64,
-    /// SHA-256 of each layer.
     blobs: BTreeSet<String>,
     image: Option<Image>,
 }
@@ -69,7 +67,6 @@ fn partial_name(name: &str) -> String {
 }
 
 impl LayoutDraft {
-    /// Begins a layout.
     pub(in crate::share) fn new(place: &Path, time: u64) -> Result<Self> {
         let form = Form::of(place)?;
         let name = place.file_name().unwrap_or_default();
@@ -256,7 +253,6 @@ impl LayoutDraft {
         Ok(())
     }
 
-    /// Writes a small part.
     fn member(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let size = bytes.len() as u64;
         match &self.top {

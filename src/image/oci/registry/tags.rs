@@ -15,7 +15,6 @@ use crate::sys::error::{Error, Result};
 const PAGE: usize = 1000;
 /// Maximum size of a page, in bytes.
 const MAX_PAGE: u64 = 4 << 20;
-/// Maximum number of tags in a repository.
 const MAX_TAGS: usize = 1_000_000;
 
 #[derive(Deserialize)]

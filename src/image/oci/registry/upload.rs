@@ -24,11 +24,9 @@ pub(crate) enum Upload {
     Again,
 }
 
-/// The result of setting a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tagged {
     Set,
-    /// The registry does not let this tag move.
     Immutable,
 }
 
@@ -145,7 +143,6 @@ impl Registry {
         self.assert_blob(sha256, size).await
     }
 
-    /// Returns an error for an unsuccessful response.
     async fn accepted(&self, response: Response) -> Result<Response> {
         match response.status().is_success() {
             true => Ok(response),
