@@ -18,9 +18,8 @@ pub fn find(directories: &[Directory], name: &str) -> Result<Recipe> {
     match &catalog::named(&list(directories)?, "image", name)?.path {
         Some(path) => Recipe::load(directories, path),
         None => {
-            let text = builtin::toml_files(&builtin::IMAGES)
-                .into_iter()
-                .find(|(known, _)| *known == name);
+            let mut builtin = builtin::toml_files(&builtin::IMAGES).into_iter();
+            let text = builtin.find(|(known, _)| *known == name);
             let (_, text) = text.ok_or_else(|| unexpected!("a built-in recipe is missing"))?;
             Recipe::parse(text, name, Path::new("/"))
         }

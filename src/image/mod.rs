@@ -34,6 +34,7 @@ const WORK: &str = ".rockenv-build";
 
 #[derive(Debug)]
 pub enum BuildProgress<'a> {
+    /// A line of a tool's output.
     Line(&'a str),
     /// Bytes downloaded, extracted or copied.
     Bytes { done: u64, total: Option<u64> },

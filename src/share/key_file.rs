@@ -21,6 +21,8 @@ use crate::sys::error::{Result, ResultExt as _, named_path};
 /// Key files have less than a kilobyte.
 const MAX_FILE: u64 = 64 << 10;
 const PUBLIC: &str = "PUBLIC KEY";
+/// Help for a file that is not a key.
+const MAKE: &str = "cosign generate-key-pair makes `cosign.key` and `cosign.pub`";
 /// Older versions of cosign, and Podman, write the second name.
 const PRIVATE: [&str; 2] = [
     "ENCRYPTED SIGSTORE PRIVATE KEY",
@@ -101,10 +103,7 @@ impl SigningKey {
     }
 
     fn parse(path: &Path, text: &str, password: &str) -> Result<Self> {
-        let wrong = |what: &str| {
-            invalid!("`{}` {what}", path.display())
-                .help("cosign generate-key-pair makes `cosign.key` and `cosign.pub`")
-        };
+        let wrong = |what: &str| invalid!("`{}` {what}", path.display()).help(MAKE);
         let sealed = PRIVATE.iter().find_map(|label| pem(text, label));
         let sealed = sealed.and_then(|bytes| serde_json::from_slice::<Sealed>(&bytes).ok());
         let sealed = sealed.ok_or_else(|| wrong("is not a private key of cosign"))?;
@@ -184,10 +183,10 @@ impl VerifyingKey {
                 path: path.to_owned(),
                 point: point.to_vec(),
             }),
-            _ => Err(
-                invalid!("`{}` is not a public ECDSA key on P-256", path.display())
-                    .help("cosign generate-key-pair makes `cosign.key` and `cosign.pub`"),
-            ),
+            _ => {
+                let path = path.display();
+                Err(invalid!("`{path}` is not a public ECDSA key on P-256").help(MAKE))
+            }
         }
     }
 
@@ -212,15 +211,11 @@ fn pem(text: &str, label: &str) -> Option<Vec<u8>> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let cannot = || format!("cannot read the key `{}`", path.display());
     let mut text = String::new();
     let file = fs_err::File::open(path);
     file.and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
-        .map_err(|error| {
-            named_path(path)(error)
-                .help("cosign generate-key-pair makes `cosign.key` and `cosign.pub`")
-        })
-        .context(cannot)?;
+        .map_err(|error| named_path(path)(error).help(MAKE))
+        .context(|| format!("cannot read the key `{}`", path.display()))?;
     Ok(text)
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, SFlag, fstat};
 
-use crate::image::tar::pack::{Packer, cannot, join, open_file, too_many};
+use crate::image::tar::pack::{HOLES, Packer, cannot, join, open_file, too_many};
 use crate::image::tar::unpack::Limits;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
@@ -93,14 +93,12 @@ fn refuse_larger(limits: &Limits, new: &Path, old: Option<&Path>) -> Result<()> 
         found.apparent = found.apparent.saturating_sub(before.apparent);
     }
     if found.entries > limits.entries {
-        return Err(too_many(limits.entries));
+        return Err(too_many(&format!("{} entries", limits.entries)));
     }
     match found.apparent > limits.bytes {
-        true => Err(
-            invalid!("files of more than {} bytes cannot be shared", limits.bytes).help(
-                "holes in sparse files are counted; remove such files in the step that makes them",
-            ),
-        ),
+        true => {
+            Err(invalid!("files of more than {} bytes cannot be shared", limits.bytes).help(HOLES))
+        }
         false => Ok(()),
     }
 }

@@ -230,10 +230,8 @@ fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
                 }
             }
             _ => {
-                return Err(no_layout(&format!(
-                    "`{}` does not belong in a layout",
-                    shown.escape_debug()
-                )));
+                let name = shown.escape_debug();
+                return Err(no_layout(&format!("`{name}` does not belong in a layout")));
             }
         }
         if places.len() > MAX_PARTS {

@@ -54,12 +54,8 @@ impl Descriptor {
 
     /// Returns the SHA-256 in hexadecimal digits, which is safe as a file name.
     pub(crate) fn sha256(&self) -> Result<&str> {
-        sha256(&self.digest).ok_or_else(|| {
-            refused(format!(
-                "digest `{}` is not a SHA-256",
-                self.digest.escape_debug()
-            ))
-        })
+        let shown = self.digest.escape_debug();
+        sha256(&self.digest).ok_or_else(|| refused(format!("digest `{shown}` is not a SHA-256")))
     }
 
     /// Returns the image's names in the index: tags, or full references.
@@ -144,21 +140,18 @@ impl Document {
     }
 
     fn manifest(config: Descriptor, layers: Vec<Descriptor>) -> Result<Self> {
-        if layers.len() > MAX_LAYERS {
-            return Err(refused(format!(
-                "it has {} layers (limit {MAX_LAYERS})",
-                layers.len()
-            )));
+        let count = layers.len();
+        if count > MAX_LAYERS {
+            let what = format!("it has {count} layers (limit {MAX_LAYERS})");
+            return Err(refused(what));
         }
         for layer in &layers {
             let kind = layer.media_type.as_str();
             let is_tree = kind.starts_with("application/vnd.oci.image.layer.")
                 || kind.starts_with("application/vnd.docker.image.rootfs.");
             if !is_tree || kind.ends_with("+encrypted") {
-                return Err(refused(format!(
-                    "layer type `{}` is not a file system",
-                    kind.escape_debug()
-                )));
+                let kind = kind.escape_debug();
+                return Err(refused(format!("layer type `{kind}` is not a file system")));
             }
             layer.sha256()?;
         }
@@ -264,12 +257,9 @@ impl Configuration {
             )));
         }
         let diff_ids = raw.rootfs.diff_ids.iter().map(|digest| {
-            sha256(digest).map(str::to_owned).ok_or_else(|| {
-                refused(format!(
-                    "layer `{}` is not identified by a SHA-256",
-                    digest.escape_debug()
-                ))
-            })
+            let shown = digest.escape_debug();
+            let wrong = || refused(format!("layer `{shown}` is not identified by a SHA-256"));
+            sha256(digest).map(str::to_owned).ok_or_else(wrong)
         });
         let mut found = Self {
             diff_ids: diff_ids.collect::<Result<_>>()?,

@@ -207,11 +207,10 @@ impl Registry {
         // If the caller asked for a digest, that digest is authoritative, whatever the registry says.
         let mut expected = asked.into_iter().chain(promised);
         match expected.find(|expected| *expected != found) {
-            Some(expected) => Err(damaged(
-                &format!("the manifest of `{what}`"),
-                &found,
-                &expected,
-            )),
+            Some(expected) => {
+                let what = format!("the manifest of `{what}`");
+                Err(damaged(&what, &found, &expected))
+            }
             None => Ok(Some((bytes, found))),
         }
     }
@@ -302,12 +301,11 @@ impl Registry {
     ) -> Result<PathBuf> {
         let (sha256, size) = (descriptor.sha256()?, descriptor.size);
         if size > limit {
-            return Err(refused(format!(
-                "`sha256:{sha256}` has {size} bytes (limit {limit})"
-            )));
+            let what = format!("`sha256:{sha256}` has {size} bytes (limit {limit})");
+            return Err(refused(what));
         }
-        self.obtain_sha256(part, sha256, Size::Exactly(size), blobs, counter)
-            .await
+        let size = Size::Exactly(size);
+        self.obtain_sha256(part, sha256, size, blobs, counter).await
     }
 
     /// Returns the file with this SHA-256, downloading it if necessary.

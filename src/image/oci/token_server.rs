@@ -111,11 +111,8 @@ impl TokenServer {
         }
         let outcome = self.ask(client, request).await;
         outcome.map_err(|error| {
-            let what = format!(
-                "cannot get a token for registry `{}` from `{}`",
-                place(registry),
-                place(&self.address)
-            );
+            let (registry, server) = (place(registry), place(&self.address));
+            let what = format!("cannot get a token for registry `{registry}` from `{server}`");
             Error::new(error.kind(), what).source(error)
         })
     }

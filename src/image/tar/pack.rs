@@ -23,6 +23,9 @@ use crate::sys::signals::stop_if;
 use crate::tree::transfer::next_data;
 use crate::tree::xattr::XattrFile;
 
+/// Help for files that are too large.
+pub(crate) const HOLES: &str =
+    "holes in sparse files are counted; remove such files in the step that makes them";
 /// The largest number in an octal field of eleven digits. Larger numbers go into an extended header.
 const MAX_OCTAL: u64 = 0o777_7777_7777;
 const MAX_ID: u32 = 0o777_7777;
@@ -208,16 +211,13 @@ impl<'a, W: Write> Packer<'a, W> {
         }
         self.entries += 1;
         if self.entries > limits.entries {
-            return Err(too_many(limits.entries));
+            return Err(too_many(&format!("{} entries", limits.entries)));
         }
         let link = header.link_name_bytes().map_or(0, |link| link.len());
         self.names += (path.len() + link + extended.0.len()) as u64;
         if self.names > limits.names {
-            let most = limits.names;
-            return Err(invalid!(
-                "more than {most} bytes of names and attributes cannot be shared"
-            )
-            .help("remove files in the step that makes them"));
+            let what = format!("{} bytes of names and attributes", limits.names);
+            return Err(too_many(&what));
         }
         if !extended.0.is_empty() {
             let mut before = blank(EntryType::XHeader, b"PaxHeader", &mut Extended::default());
@@ -246,13 +246,9 @@ impl<'a, W: Write> Packer<'a, W> {
         self.size = self.size.saturating_add(size);
         let most = Limits::default().bytes;
         if self.size > most {
-            return Err(invalid!(
-                "`/{}` cannot be shared: the files up to it have more than {most} bytes",
-                String::from_utf8_lossy(path)
-            )
-            .help(
-                "holes in sparse files are counted; remove such files in the step that makes them",
-            ));
+            let path = String::from_utf8_lossy(path);
+            let what = "cannot be shared: the files up to it have more than";
+            return Err(invalid!("`/{path}` {what} {most} bytes").help(HOLES));
         }
         let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
             self.header(EntryType::Regular, path, b"", stat, extended)?;
@@ -321,10 +317,9 @@ impl<'a, W: Write> Packer<'a, W> {
     }
 }
 
-/// Returns the error for more entries than a reader accepts.
-pub(crate) fn too_many(most: u64) -> Error {
-    invalid!("more than {most} entries cannot be shared")
-        .help("remove files in the step that makes them")
+/// Returns the error for more than a reader accepts.
+pub(crate) fn too_many(most: &str) -> Error {
+    invalid!("more than {most} cannot be shared").help("remove files in the step that makes them")
 }
 
 /// Refuses a name that has a special meaning in a layer.
