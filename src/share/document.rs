@@ -303,10 +303,9 @@ impl Manifest {
         }
         for layer in &manifest.layers {
             if ![LAYER, VOLUME].contains(&layer.media_type.as_str()) {
-                return Err(refused(format!(
-                    "a layer is of the type `{}`, which no snapshot has",
-                    layer.media_type.escape_debug()
-                )));
+                let kind = layer.media_type.escape_debug();
+                let what = format!("a layer is of the type `{kind}`, which no snapshot has");
+                return Err(refused(what));
             }
         }
         Ok(manifest)
@@ -343,11 +342,8 @@ impl Manifest {
         let snapshot = config.rockenv;
         // Machines of two architectures take turns with a recipe's tag. `up` builds what the registry lacks.
         if config.architecture != host::architecture() {
-            return Err(not_found!(
-                "it is for {}, but this machine is {}",
-                config.architecture.escape_debug(),
-                host::architecture()
-            ));
+            let (there, here) = (config.architecture.escape_debug(), host::architecture());
+            return Err(not_found!("it is for {there}, but this machine is {here}"));
         }
         if config.rootfs.diff_ids.len() != self.layers.len() {
             return Err(refused(
@@ -371,11 +367,9 @@ impl Manifest {
         if let Some(said) = self.key()
             && said != document.key()
         {
-            return Err(foreign(format!(
-                "its manifest declares key {}, but its key is {}",
-                said.escape_debug(),
-                document.key()
-            )));
+            let (said, key) = (said.escape_debug(), document.key());
+            let what = format!("its manifest declares key {said}, but its key is {key}");
+            return Err(foreign(what));
         }
         Ok(document)
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use fs_err as fs;
 
@@ -23,7 +23,7 @@ use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::service_image::{self, Arrived};
 use crate::store::history::Reuse;
-use crate::store::images::{Image, TaskContext};
+use crate::store::images::TaskContext;
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::SnapshotImage;
 use crate::store::shared::{IncomingLayers, Shared};
@@ -256,14 +256,8 @@ impl<'a> Pull<'a> {
         let document = self.document;
         let download = async |index: usize| source.layer(&document.blobs[index], &counter).await;
         let (needed, progress) = (self.needed.clone(), &mut *cx.progress);
-        while_downloading(
-            needed,
-            download,
-            &counter,
-            cx.cancel,
-            progress,
-            |downloads| self.unpack(downloads),
-        )
+        let unpack = |downloads: &mut Downloads<'_>| self.unpack(downloads);
+        while_downloading(needed, download, &counter, cx.cancel, progress, unpack)
     }
 
     fn unpack(&self, downloads: &mut Downloads<'_>) -> Result<()> {
@@ -275,7 +269,12 @@ impl<'a> Pull<'a> {
             let root = image_place.join("root");
             tree::create_tree(self.to.store.method(), &root)?;
             self.unpack_layer(downloads, 0, &root, Onto::Nothing)?;
-            self.check_image(&root, image, downloads.cancel)?;
+            let found = tree::digest::digest(&root, downloads.cancel)?.digest;
+            if found != image.digest {
+                let wanted = &image.digest;
+                let what = format!("the tree of its image has digest {found}, not {wanted}");
+                return Err(foreign(what));
+            }
         }
         if let Some(service) = self.to.service.filter(|_| self.base.is_none()) {
             if self.needs_image {
@@ -339,17 +338,6 @@ impl<'a> Pull<'a> {
             ..Shared::default()
         };
         self.incoming.publish_image(place, image, &shared)
-    }
-
-    fn check_image(&self, root: &Path, image: &Image, cancel: &AtomicBool) -> Result<()> {
-        let found = crate::tree::digest::digest(root, cancel)?.digest;
-        match found == image.digest {
-            true => Ok(()),
-            false => Err(foreign(format!(
-                "the tree of its image has digest {found}, not {}",
-                image.digest
-            ))),
-        }
     }
 
     fn unpack_layer(
@@ -430,8 +418,7 @@ impl<'a> Pull<'a> {
             tree,
             below,
             archive: &archive,
-            diff_id: &self.document.blobs[index].diff_id,
-            unpacked: self.document.blobs[index].unpacked,
+            blob: &self.document.blobs[index],
         };
         let kept = service_image::make(self.to.store, service, arrived, &mut look)
             .context(|| self.cannot_unpack(index))?;

@@ -215,8 +215,7 @@ pub(super) struct Arrived<'a> {
     pub(super) tree: &'a TreeId,
     pub(super) below: String,
     pub(super) archive: &'a Path,
-    pub(super) diff_id: &'a str,
-    pub(super) unpacked: Option<u64>,
+    pub(super) blob: &'a Blob,
 }
 
 pub(super) fn make(
@@ -243,8 +242,8 @@ pub(super) fn make(
     let unpack = Unpack {
         place: &place,
         archive: arrived.archive,
-        diff_id: arrived.diff_id,
-        unpacked: arrived.unpacked,
+        diff_id: &arrived.blob.diff_id,
+        unpacked: arrived.blob.unpacked,
         program: &Host::probe()?.program,
         report: &report,
     };

@@ -48,10 +48,10 @@ impl Layout {
             .map_err(|error| no_layout(&format!("its `{MARK}` is invalid")).source(error))?;
         match mark.image_layout_version.starts_with("1.") {
             true => Ok(Self(files)),
-            false => Err(no_layout(&format!(
-                "its version is {}, not 1",
-                mark.image_layout_version.escape_debug()
-            ))),
+            false => {
+                let version = mark.image_layout_version.escape_debug();
+                Err(no_layout(&format!("its version is {version}, not 1")))
+            }
         }
     }
 
@@ -63,15 +63,12 @@ impl Layout {
             .ok_or_else(|| no_layout(&format!("there is no `{INDEX}` in it: is it incomplete?")))?;
         let index: Index = serde_json::from_slice(&index)
             .map_err(|error| no_layout(&format!("its `{INDEX}` is not an index")).source(error))?;
+        let wrong = |why: String| Err(no_layout(&why));
         match (index.schema_version, index.manifests.len()) {
             (2, 1..=MAX_IMAGES) => Ok(index.manifests),
             (2, 0) => Err(no_layout("it contains no image")),
-            (2, count) => Err(no_layout(&format!(
-                "it contains {count} images (limit {MAX_IMAGES})"
-            ))),
-            (version, _) => Err(no_layout(&format!(
-                "its `{INDEX}` has version {version}, not 2"
-            ))),
+            (2, count) => wrong(format!("it contains {count} images (limit {MAX_IMAGES})")),
+            (version, _) => wrong(format!("its `{INDEX}` has version {version}, not 2")),
         }
     }
 
