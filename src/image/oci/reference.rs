@@ -33,13 +33,12 @@ impl Reference {
             },
             None => (text, None),
         };
-        let Some((host, path)) = rest.split_once('/') else {
+        // By convention, a first part without a dot or a port is not a host but part of the name.
+        let names_host = |host: &str| host.contains(['.', ':']) || host == "localhost";
+        let parts = rest.split_once('/').filter(|(host, _)| names_host(host));
+        let Some((host, path)) = parts else {
             return wrong("names no registry", EXAMPLE);
         };
-        // By convention, a first part without a dot or a port is not a host but part of the name.
-        if !(host.contains(['.', ':']) || host == "localhost") {
-            return wrong("names no registry", EXAMPLE);
-        }
         if !is_host(host) {
             return wrong("has a registry that is not a host name", EXAMPLE);
         }

@@ -227,14 +227,11 @@ impl Registry {
         };
         let found = header(&response, CONTENT_LENGTH.as_str());
         match found.and_then(|found| found.parse::<u64>().ok()) {
-            Some(found) if found != size => Err(invalid!(
-                "registry `{}` has {found} bytes as `{}@{name}`, not {size}",
-                self.host,
-                self.name
-            )
-            .help(
-                "remove the blob from the registry and push again, or push to another repository",
-            )),
+            Some(found) if found != size => {
+                let (who, name) = (self.who(), format!("{}@{name}", self.name));
+                let help = "remove the blob from the registry and push again, or push to another repository";
+                Err(invalid!("{who} has {found} bytes as `{name}`, not {size}").help(help))
+            }
             // A few registries do not report the size.
             _ => Ok(true),
         }
@@ -481,6 +478,7 @@ impl Registry {
     }
 
     fn refusal(&self) -> Error {
+        let host = &self.host;
         let error = match &self.login {
             Some(login) => {
                 let what = match login.identity_token() {
@@ -488,7 +486,7 @@ impl Registry {
                     None => format!("user `{}`", login.user),
                 };
                 let file = login.file.display();
-                unavailable!("registry `{}` refuses {what} (from `{file}`)", self.host)
+                unavailable!("registry `{host}` refuses {what} (from `{file}`)")
             }
             None => {
                 let verb = match self.operation {
@@ -496,14 +494,11 @@ impl Registry {
                     Operation::Pull => "pull",
                     Operation::Delete => "remove from",
                 };
-                unavailable!(
-                    "authentication required to {verb} `{}` at registry `{}`",
-                    self.name,
-                    self.host
-                )
+                let name = &self.name;
+                unavailable!("authentication required to {verb} `{name}` at registry `{host}`")
             }
         };
-        error.help(format!("podman login {0}, or docker login {0}", self.host))
+        error.help(format!("podman login {host}, or docker login {host}"))
     }
 }
 

@@ -34,9 +34,8 @@ impl Registry {
                 // Tags on a missing page could protect the manifests of others.
                 StatusCode::NOT_FOUND if tags.is_empty() => break,
                 status if !status.is_success() => {
-                    return Err(self
-                        .answered("list the tags of", &self.name, response)
-                        .await);
+                    let error = self.answered("list the tags of", &self.name, response);
+                    return Err(error.await);
                 }
                 _ => {}
             }
@@ -51,10 +50,8 @@ impl Registry {
             // The page after a page without new tags would be the same again, forever.
             next = following.filter(|_| tags.len() > before);
             if tags.len() > MAX_TAGS {
-                return Err(unavailable!(
-                    "`{}` has more than {MAX_TAGS} tags",
-                    self.name
-                ));
+                let name = &self.name;
+                return Err(unavailable!("`{name}` has more than {MAX_TAGS} tags"));
             }
         }
         Ok(tags)
@@ -63,6 +60,7 @@ impl Registry {
     /// Removes a manifest and all its tags, if they still exist.
     pub(crate) async fn delete(&self, sha256: &str) -> Result<()> {
         let digest = format!("sha256:{sha256}");
+        let (verb, what) = ("remove", format!("{}@{digest}", self.name));
         let response = self
             .authorized(|| self.request(Method::DELETE, RequestSubject::Manifest, &digest))
             .await?;
@@ -84,23 +82,16 @@ impl Registry {
                     Some(said) if refuses.iter().any(|code| said.starts_with(code)) => {
                         Err(self.cannot_delete())
                     }
-                    said => {
-                        Err(self.error("remove", &format!("{}@{digest}", self.name), status, said))
-                    }
+                    said => Err(self.error(verb, &what, status, said)),
                 }
             }
-            _ => Err(self
-                .answered("remove", &format!("{}@{digest}", self.name), response)
-                .await),
+            _ => Err(self.answered(verb, &what, response).await),
         }
     }
 
     fn cannot_delete(&self) -> Error {
-        unavailable!(
-            "registry `{}` does not let clients remove anything",
-            self.host
-        )
-        .help(own_rules(&self.host))
+        let host = &self.host;
+        unavailable!("registry `{host}` does not let clients remove anything").help(own_rules(host))
     }
 }
 

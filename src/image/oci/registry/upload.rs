@@ -194,25 +194,19 @@ impl Registry {
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        Err(unavailable!(
-            "registry `{}` claims to have stored `{}@{name}`, but does not have it",
-            self.host,
-            self.name
+        let (who, name) = (self.who(), format!("{}@{name}", self.name));
+        Err(
+            unavailable!("{who} claims to have stored `{name}`, but does not have it")
+                .help("run the command again, or push to another registry"),
         )
-        .help("run the command again, or push to another registry"))
     }
 
     /// Returns the address where the upload continues. It may be relative to the target of a redirect.
     fn next_place(&self, response: &Response) -> Result<Url> {
         let location = header(response, LOCATION.as_str());
-        location
-            .and_then(|location| response.url().join(&location).ok())
-            .ok_or_else(|| {
-                unavailable!(
-                    "registry `{}` does not name an address for the upload",
-                    self.host
-                )
-            })
+        let place = location.and_then(|location| response.url().join(&location).ok());
+        let who = self.who();
+        place.ok_or_else(|| unavailable!("{who} does not name an address for the upload"))
     }
 }
 
