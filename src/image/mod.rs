@@ -113,15 +113,15 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     let mut resolved = None;
     match &recipe.source {
         Source::Mmdebstrap(table) => {
-            with_work_directory(cx, &tree, |cx| {
-                provider::mmdebstrap::build(table, source_date, cx)
-            })?;
+            make_work_directory(cx.into)?;
+            provider::mmdebstrap::build(table, source_date, cx)?;
+            tree.remove_all(WORK)?;
             normalise::normalise(&tree, source_date, true)?;
         }
         Source::Pacstrap(table) => {
-            with_work_directory(cx, &tree, |cx| {
-                provider::pacstrap::build(table, source_date, cx)
-            })?;
+            make_work_directory(cx.into)?;
+            provider::pacstrap::build(table, source_date, cx)?;
+            tree.remove_all(WORK)?;
             normalise::normalise(&tree, source_date, false)?;
         }
         // A container image must stay byte-identical, so it is not normalised.
@@ -163,27 +163,21 @@ fn source_date(recipe: &Recipe, cx: &BuildContext<'_>) -> i64 {
     })
 }
 
-fn with_work_directory(
-    cx: &mut BuildContext<'_>,
-    tree: &Tree,
-    build: impl FnOnce(&mut BuildContext<'_>) -> Result<()>,
-) -> Result<()> {
+fn make_work_directory(into: &Path) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Err(unavailable!("building this image needs root")
             .help("sudo rockenv image build, or a tarball image"));
     }
     // The tools get this path, but run in another directory.
-    if !cx.into.is_absolute() {
-        let into = cx.into.display();
+    if !into.is_absolute() {
+        let into = into.display();
         return Err(unexpected!("`{into}` is not an absolute path"));
     }
     use std::os::unix::fs::PermissionsExt as _;
     let everyone_enters = || std::fs::Permissions::from_mode(0o755);
-    fs_err::set_permissions(cx.into, everyone_enters())?;
-    fs_err::create_dir(cx.into.join(WORK))?;
-    fs_err::set_permissions(cx.into.join(WORK), everyone_enters())?;
-    build(cx)?;
-    tree.remove_all(WORK)
+    fs_err::set_permissions(into, everyone_enters())?;
+    fs_err::create_dir(into.join(WORK))?;
+    Ok(fs_err::set_permissions(into.join(WORK), everyone_enters())?)
 }
 
 /// Resolves `path` of a provider's table, and refuses other file types: opening a FIFO would block forever.

@@ -43,7 +43,7 @@ pub(crate) struct SigningKey {
     public: VerifyingKey,
 }
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VerifyingKey {
     /// The file's path, for messages.
     path: PathBuf,
@@ -82,12 +82,6 @@ struct Cipher {
 impl fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.public.fmt(f)
-    }
-}
-
-impl fmt::Debug for VerifyingKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.path.fmt(f)
     }
 }
 

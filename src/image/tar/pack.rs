@@ -440,14 +440,15 @@ mod tests {
     use crate::image::tar::pax::Pax;
     use crate::tree::root_fs::Tree;
 
+    static CANCEL: AtomicBool = AtomicBool::new(false);
+
     #[test]
     fn a_path_that_no_reader_accepts_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let tree = Tree::open(root.path()).unwrap();
         let stat = nix::sys::stat::fstat(tree.fd()).unwrap();
-        let cancel = AtomicBool::new(false);
         let mut progress = |_: u64| ();
-        let mut packer = Packer::new(Vec::new(), &cancel, &mut progress);
+        let mut packer = Packer::new(Vec::new(), &CANCEL, &mut progress);
         // A directory's name ends with a slash.
         packer.directory(tree.fd(), &[b'd'; 4094], &stat).unwrap();
         let refused = packer.directory(tree.fd(), &[b'd'; 4095], &stat);
@@ -462,9 +463,8 @@ mod tests {
         file.set_len(300 << 30).unwrap();
         let tree = Tree::open(root.path()).unwrap();
         let stat = nix::sys::stat::fstat(file.file()).unwrap();
-        let cancel = AtomicBool::new(false);
         let mut progress = |_: u64| ();
-        let mut packer = Packer::new(Vec::new(), &cancel, &mut progress);
+        let mut packer = Packer::new(Vec::new(), &CANCEL, &mut progress);
         let entry =
             |packer: &mut Packer<'_, Vec<u8>>| packer.entry(tree.fd(), b"holes", b"holes", &stat);
         entry(&mut packer).unwrap();
