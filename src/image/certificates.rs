@@ -77,8 +77,8 @@ impl Written {
             Self::Word(word) if word == "host" => return Ok(Authorities::Host),
             Self::Word(word) => {
                 let word = word.escape_debug();
-                let what = "invalid `ca-certificates` in the configuration";
-                return Err(invalid!("{what}: `{word}`").help(EXAMPLE));
+                let error = invalid!("invalid `ca-certificates` in the configuration: `{word}`");
+                return Err(error.help(EXAMPLE));
             }
             Self::Files(paths) => paths,
         };

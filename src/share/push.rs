@@ -41,6 +41,7 @@ pub(crate) struct Pushed {
     pub sent: usize,
     /// Compressed size of the sent layers.
     pub sent_bytes: u64,
+    /// Layers that the destination already had.
     pub there: u64,
     /// Sockets, which an archive cannot hold.
     pub left_out: u64,

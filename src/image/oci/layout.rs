@@ -207,6 +207,7 @@ fn absent_help<T>(candidates: &[Candidate<T>], by_digest: bool) -> String {
     }
 }
 
+/// Refuses to choose between images with different digests.
 fn several<T>(candidates: &[Candidate<T>]) -> Result<()> {
     let fitting = || candidates.iter().filter(|image| image.fits);
     let images: BTreeMap<&str, &Candidate<T>> = fitting()

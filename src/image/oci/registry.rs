@@ -215,6 +215,7 @@ impl Registry {
         }
     }
 
+    /// Returns whether a tag, or a manifest with a digest, exists.
     pub(crate) async fn has(&self, tag: &str) -> Result<bool> {
         Ok(self.head(RequestSubject::Manifest, tag).await?.is_some())
     }

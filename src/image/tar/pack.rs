@@ -247,8 +247,10 @@ impl<'a, W: Write> Packer<'a, W> {
         let most = Limits::default().bytes;
         if self.size > most {
             let path = String::from_utf8_lossy(path);
-            let what = "cannot be shared: the files up to it have more than";
-            return Err(invalid!("`/{path}` {what} {most} bytes").help(HOLES));
+            return Err(invalid!(
+                "`/{path}` cannot be shared: the files up to it have more than {most} bytes"
+            )
+            .help(HOLES));
         }
         let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
             self.header(EntryType::Regular, path, b"", stat, extended)?;

@@ -144,6 +144,7 @@ pub(crate) struct Unpacker<'a> {
     pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
     pub(crate) directories: HashMap<Vec<u8>, Attributes>,
     pub(crate) newest: i64,
+    /// Bytes of the names and attributes so far.
     names: u64,
     pub(crate) options: &'a UnpackOptions,
     pub(crate) report: UnpackReport,

@@ -34,11 +34,13 @@ impl Form {
         let name = name.to_string_lossy();
         let packed = [".gz", ".tgz", ".zst", ".xz", ".bz2", ".zip"];
         if let Some(end) = packed.iter().find(|end| name.ends_with(**end)) {
-            let (shown, what) = (path.display(), "would be compressed twice");
+            let shown = path.display();
             let name = name.trim_end_matches(end).trim_end_matches(".tar");
             let plain = path.with_file_name(format!("{name}.tar"));
-            return Err(usage!("`{shown}` {what}: its layers are already")
-                .help(format!("--snapshots {}", quoted_path(&plain))));
+            return Err(
+                usage!("`{shown}` would be compressed twice: its layers are already")
+                    .help(format!("--snapshots {}", quoted_path(&plain))),
+            );
         }
         Ok(match name.ends_with(".tar") {
             true => Self::Archive,

@@ -36,6 +36,7 @@ const NEXT: &str = "blobs/next";
 /// A layout in progress. Dropping it before `finish` leaves nothing behind.
 #[derive(Debug)]
 pub(in crate::share) struct LayoutDraft {
+    /// Its final path.
     place: PathBuf,
     spot: Spot,
     /// The temporary directory; `None` for a tar file.
@@ -46,6 +47,7 @@ pub(in crate::share) struct LayoutDraft {
     owner: Option<(u32, u32)>,
     /// Modification time for the entries of a tar file.
     time: u64,
+    /// SHA-256 of each layer.
     blobs: BTreeSet<String>,
     image: Option<Image>,
 }
