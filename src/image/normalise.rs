@@ -54,9 +54,8 @@ pub(crate) fn is_nondeterministic(path: &Path) -> bool {
     let mut places = REMOVED.into_iter().chain(more);
     // pacman's `desc` has the time of the installation. The package's name and version are in the directory's name.
     let describes_package = path.starts_with("var/lib/pacman/local") && path.ends_with("desc");
-    let is_host_key = path
-        .to_str()
-        .is_some_and(|path| path.starts_with("etc/ssh/ssh_host_"));
+    let text = path.to_str().unwrap_or_default();
+    let is_host_key = text.starts_with("etc/ssh/ssh_host_");
     describes_package
         || is_host_key
         || places.any(|place| path != Path::new("var/log") && path.starts_with(place))
@@ -164,16 +163,12 @@ fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
     let date = source_date.to_string();
     for name in tree.list("var/lib/pacman/sync")? {
         // Like apt's lists, these are outdated before their first use.
-        tree.remove(&format!(
-            "var/lib/pacman/sync/{}",
-            String::from_utf8_lossy(&name)
-        ))?;
+        let name = String::from_utf8_lossy(&name);
+        tree.remove(&format!("var/lib/pacman/sync/{name}"))?;
     }
     for name in tree.list("var/lib/pacman/local")? {
-        let path = format!(
-            "var/lib/pacman/local/{}/desc",
-            String::from_utf8_lossy(&name)
-        );
+        let name = String::from_utf8_lossy(&name);
+        let path = format!("var/lib/pacman/local/{name}/desc");
         let Some(data) = tree.read(&path, 16 << 20)? else {
             continue;
         };

@@ -54,10 +54,8 @@ pub(super) fn installed(tree: &Tree) -> Result<Vec<Package>> {
         packages.extend(dpkg(&String::from_utf8_lossy(&status)));
     }
     for name in tree.list("var/lib/pacman/local")? {
-        let path = format!(
-            "var/lib/pacman/local/{}/desc",
-            String::from_utf8_lossy(&name)
-        );
+        let name = String::from_utf8_lossy(&name);
+        let path = format!("var/lib/pacman/local/{name}/desc");
         if let Some(desc) = tree.read(&path, 16 << 20)? {
             packages.extend(pacman(&String::from_utf8_lossy(&desc)));
         }

@@ -82,10 +82,8 @@ impl Repository {
     }
 
     pub(crate) fn single_snapshot(&self) -> Option<String> {
-        let digest = self.reference.sha256.as_ref();
-        digest
-            .map(|digest| format!("sha256:{digest}"))
-            .or_else(|| self.reference.tag.clone())
+        let digest = self.digest().map(|digest| format!("sha256:{digest}"));
+        digest.or_else(|| self.reference.tag.clone())
     }
 
     fn has_pushed(&self, tag: &str, manifest: &str) -> bool {

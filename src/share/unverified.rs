@@ -43,10 +43,8 @@ pub(super) fn make_way(store: &Store, steps: &[SharedStep], base: Option<&Layer>
         }
     }
     let left = store.remove_unused_layers_but(&unverified, base.map(|base| &base.id))?;
-    let Some(step) = steps
-        .last()
-        .filter(|step| left.iter().any(|id| **id == *step.key))
-    else {
+    let is_left = |step: &&SharedStep| left.iter().any(|id| **id == *step.key);
+    let Some(step) = steps.last().filter(is_left) else {
         return Ok(());
     };
     let user = user_of(store, &step.key.clone().into())?;

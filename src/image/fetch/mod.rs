@@ -428,8 +428,8 @@ async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> R
     Ok(true)
 }
 
-/// Hashes the rest of a file; returns the hash and the number of bytes. Yields to other tasks of this thread, such as one
-/// that checks for cancellation.
+/// Hashes the rest of a file; returns the hash and the number of bytes. Yields to other tasks of this thread, such as
+/// one that checks for cancellation.
 pub(crate) async fn hashed(
     mut file: impl Read,
     algorithm: Algorithm,

@@ -164,12 +164,9 @@ impl CredentialHelper<'_> {
         let name = format!("docker-credential-{}", self.name);
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if !self.name.bytes().all(plain) {
-            return Err(invalid!(
-                "credential helper `{}` not found: `{}` names it",
-                self.name.escape_debug(),
-                self.file.display()
-            )
-            .help(LOG_IN));
+            let (name, file) = (self.name.escape_debug(), self.file.display());
+            let error = invalid!("credential helper `{name}` not found: `{file}` names it");
+            return Err(error.help(LOG_IN));
         }
         let help = format!(
             "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
@@ -259,12 +256,8 @@ fn read(path: &Path) -> Result<Option<File>> {
     }
     // The parser's own error could quote the file.
     let mut read: File = serde_json::from_slice(&text).map_err(|error| {
-        invalid!(
-            "`{}` is not a file of registry logins: see line {}",
-            path.display(),
-            error.line()
-        )
-        .help(LOG_IN)
+        let (path, line) = (path.display(), error.line());
+        invalid!("`{path}` is not a file of registry logins: see line {line}").help(LOG_IN)
     })?;
     read.owner = (found.uid(), found.gid());
     Ok(Some(read))

@@ -172,9 +172,9 @@ pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
         Ok(Called { media_type })
             if MANIFEST_TYPES.contains(&kind) && kind != media_type.as_str() =>
         {
+            let own = media_type.escape_debug();
             Err(refused(format!(
-                "its registry declares it as `{kind}`, but it declares itself as `{}`",
-                media_type.escape_debug()
+                "its registry declares it as `{kind}`, but it declares itself as `{own}`"
             )))
         }
         // Parsing refuses an invalid manifest later.
@@ -249,12 +249,11 @@ impl Configuration {
             return Err(not_found!("the image is for {there}, not for {platform}")
                 .help(format!("platform = \"{there}\"")));
         }
-        if raw.rootfs.diff_ids.len() != layers {
-            return Err(refused(format!(
-                "its manifest has {}, its configuration {}",
-                count(layers, "layer"),
-                raw.rootfs.diff_ids.len()
-            )));
+        let found = raw.rootfs.diff_ids.len();
+        if found != layers {
+            let layers = count(layers, "layer");
+            let what = format!("its manifest has {layers}, its configuration {found}");
+            return Err(refused(what));
         }
         let diff_ids = raw.rootfs.diff_ids.iter().map(|digest| {
             let shown = digest.escape_debug();
@@ -291,10 +290,9 @@ impl Configuration {
                 _ => {
                     let name = entry.split('=').next().unwrap_or_default();
                     let name: String = name.chars().take(64).collect();
-                    self.left_out.push(format!(
-                        "variable `{}` of the image: not a variable name",
-                        name.escape_debug()
-                    ));
+                    let name = name.escape_debug();
+                    let what = format!("variable `{name}` of the image: not a variable name");
+                    self.left_out.push(what);
                 }
             }
         }
