@@ -192,10 +192,8 @@ impl<'a> Gathered<'a> {
             self.sources.insert(volume.name, directory);
         }
         let mut notes = checkout::use_target_table(self)?;
-        let cancel = Cancel::new(with.task.signals);
         let fetched = hooks::fetch_patches(&mut self.hooks, store, offline, &cancel);
         cancel.outcome(fetched)?;
-        let git = Git::until(&selection.inputs.user, &cancel);
         cancel.outcome(hooks::apply_to_inputs(self, &git))?;
         notes.extend(hooks::ask(self)?);
         Ok(notes)
