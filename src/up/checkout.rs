@@ -30,8 +30,7 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
             )]);
         }
     };
-    let mut notes = Vec::new();
-    notes.extend(release(gathered, name, &checkout)?);
+    let mut notes = Vec::from_iter(release(gathered, name, &checkout)?);
     let inputs = &mut gathered.inputs;
     let targets = inputs.asked_targets(&gathered.selection.profile);
     let mut asked = targets.iter();
@@ -46,7 +45,7 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
     let declared =
         named.filter_map(|target| Some(target.declared(checkout.target(target.name())?)));
     inputs.declared = declared.collect();
-    inputs.checkout = Some(checkout.targets.clone());
+    inputs.checkout = Some(checkout.targets);
     if let [first, rest @ ..] = differences.as_slice() {
         let more = match rest.len() {
             0 => String::new(),

@@ -108,6 +108,7 @@ impl Inputs {
         targets.map(|target| self.as_declared(*target)).collect()
     }
 
+    /// Returns the targets that the request names, else the profile's.
     pub(crate) fn asked_targets<'a>(&'a self, profile: &'a Profile) -> &'a [Target] {
         match self.targets.is_empty() {
             true => &profile.targets,
