@@ -4,19 +4,18 @@ use std::path::PathBuf;
 
 use super::stop_and_lock::stop_and_lock;
 use crate::plan::ids::EnvName;
-use crate::store::Store;
 use crate::store::ephemeral::OwnerLock;
-use crate::store::results::outputs;
+use crate::store::{Store, results};
 use crate::sys::error::Result;
 
 /// Removes the env and empties the trash. Returns the existing directories of its outputs.
 pub(crate) fn end(store: &Store, name: &EnvName, claim: OwnerLock) -> Result<Vec<PathBuf>> {
-    let spec = store.spec(name).ok();
-    let volumes = spec
-        .iter()
-        .flat_map(|spec| outputs(spec).map(move |volume| (spec, volume)));
-    let places = volumes.filter_map(|(spec, volume)| store.output_dir(spec, volume).ok());
-    let outputs = places.filter(|path| path.exists()).collect();
+    let mut outputs = Vec::new();
+    if let Ok(spec) = store.spec(name) {
+        let places = results::outputs(&spec);
+        let places = places.filter_map(|volume| store.output_dir(&spec, volume).ok());
+        outputs.extend(places.filter(|path| path.exists()));
+    }
     // This also ends an `exec` in the env.
     let (env, _) = stop_and_lock(store, name, "up")?;
     if env.is_owned()? {

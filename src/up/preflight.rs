@@ -123,8 +123,8 @@ impl Needs {
         };
         let needed = |planned: &PlanStep| step_of(planned).and_then(|step| step.memory);
         // This machine's figures are better than published ones.
-        let is_known = |name: &str| forecast.iter().any(|step| step.step == name);
-        let unknown = |planned: &&&PlanStep| !is_known(&planned.name);
+        let unknown =
+            |planned: &&&PlanStep| forecast.iter().all(|known| known.step != *planned.name);
         let published = |planned: &&PlanStep| {
             let published = step_of(planned)?.published.as_ref()?;
             Some(Published {
@@ -381,8 +381,8 @@ pub(crate) struct Refused {
 fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
     let mut disks: Vec<(FileSystem, Disk)> = Vec::new();
     let mut place = |path: &Path| -> Result<usize> {
-        let mut existing = path.ancestors().filter(|path| path.exists());
-        let path = existing.next().unwrap_or(Path::new("/")).to_owned();
+        let existing = path.ancestors().find(|path| path.exists());
+        let path = existing.unwrap_or(Path::new("/")).to_owned();
         let system = FileSystem::of(&path)?;
         if let Some(at) = disks.iter().position(|(other, _)| *other == system) {
             return Ok(at);
