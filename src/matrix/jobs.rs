@@ -180,8 +180,8 @@ impl Shard {
         if self.index <= envs {
             return Ok(());
         }
-        let (Self { index, of }, all) = (self, count(envs, "env"));
-        let empty = usage!("part {index}/{of} of {all} is empty");
+        let Self { index, of } = self;
+        let empty = usage!("part {index}/{of} of {} is empty", count(envs, "env"));
         Err(empty.help(format!("--shard {}/{envs}", index.min(envs))))
     }
 }

@@ -460,7 +460,7 @@ pub(super) mod tests {
         assert_eq!(quote("it's $HOME; `x`"), "'it'\\''s $HOME; `x`'");
         assert_eq!(words(&["a", "b c"]), "a 'b c'");
         let error = |options: &[&str]| {
-            let mut calls = pipeline(Share::Nothing, &[]).calls;
+            let mut calls = pipeline(Share::Store, &[]).calls;
             calls.options = options.iter().map(|&one| one.to_owned()).collect();
             without_jobs(calls).err()
         };

@@ -37,7 +37,7 @@ pub(super) struct Steps {
     pub steps: Vec<PlanStep>,
 }
 
-/// What the events of one `up` reported.
+/// What the events of one `up` reported, and how long its process took.
 #[derive(Debug, Default)]
 pub(super) struct UpEvents {
     pub outcome: Option<Outcome>,
