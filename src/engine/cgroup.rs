@@ -48,8 +48,8 @@ const V1: [&str; 5] = ["memory", "pids", "cpuacct", "devices", "freezer"];
 pub struct Hierarchies {
     /// cgroup v1: controller and parent directory for rockenv's groups.
     pub v1: Vec<(String, PathBuf)>,
-    /// cgroup v2: its mount point and its controllers.
-    pub v2: Option<(PathBuf, Vec<String>)>,
+    /// cgroup v2: its mount point.
+    pub v2: Option<PathBuf>,
 }
 
 impl Hierarchies {
@@ -57,10 +57,6 @@ impl Hierarchies {
         let mounts = system_text("/proc/self/mountinfo")?;
         let own = system_text("/proc/self/cgroup")?;
         let mut found = Self::parse(&mounts, &own);
-        if let Some((mount, controllers)) = &mut found.v2 {
-            let text = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
-            *controllers = text.split_whitespace().map(str::to_owned).collect();
-        }
         found.v1.retain(|(_, directory)| directory.is_dir());
         Ok(found)
     }
@@ -78,23 +74,17 @@ impl Hierarchies {
             let kind = right.next().unwrap_or_default();
             let options = right.nth(1).unwrap_or_default();
             match kind {
-                "cgroup2" if found.v2.is_none() => {
-                    found.v2 = Some((PathBuf::from(mount), Vec::new()));
-                }
+                "cgroup2" if found.v2.is_none() => found.v2 = Some(PathBuf::from(mount)),
                 "cgroup" => {
-                    if options.split(',').any(|option| option == "name=systemd") {
-                        // systemd-nspawn mirrors its v2 path into systemd's own v1 hierarchy and leaves it there.
-                        found
-                            .v1
-                            .push(("name=systemd".to_owned(), PathBuf::from(mount)));
+                    let has = |name: &str| options.split(',').any(|option| option == name);
+                    // systemd-nspawn mirrors its v2 path into systemd's own v1 hierarchy and leaves it there.
+                    if has("name=systemd") {
+                        found.v1.push(("name=systemd".to_owned(), mount.into()));
                     }
-                    for controller in V1
-                        .iter()
-                        .filter(|name| options.split(',').any(|option| option == **name))
-                    {
+                    for controller in V1.into_iter().filter(|name| has(name)) {
                         let path = group_path(own, controller).unwrap_or("/");
-                        let directory = PathBuf::from(mount).join(path.trim_start_matches('/'));
-                        found.v1.push(((*controller).to_owned(), directory));
+                        let directory = Path::new(mount).join(path.trim_start_matches('/'));
+                        found.v1.push((controller.to_owned(), directory));
                     }
                 }
                 _ => {}
@@ -120,7 +110,7 @@ impl Cgroup {
         let is_v1 = v1.any(|(name, _)| name == "memory" || name == "pids");
         if systemd
             && !is_v1
-            && let Some((mount, _)) = &hierarchies.v2
+            && let Some(mount) = &hierarchies.v2
         {
             let unit = format!("{id}.scope");
             let path = mount.join(SLICE).join(&unit);
@@ -131,13 +121,11 @@ impl Cgroup {
         }
         let v1 = hierarchies.v1.iter();
         let v1 = v1.map(|(name, path)| (name.clone(), path.join(id)));
-        let mut directories: Vec<_> = v1.collect();
-        if let Some((mount, _)) = &hierarchies.v2 {
-            directories.push((String::new(), mount.join(id)));
-        }
+        let v2 = hierarchies.v2.iter();
+        let v2 = v2.map(|mount| (String::new(), mount.join(id)));
         Self {
             unit: None,
-            directories,
+            directories: v1.chain(v2).collect(),
         }
     }
 
@@ -147,7 +135,7 @@ impl Cgroup {
         let theirs = system_text(format!("/proc/{pid}/cgroup"))?;
         let found = Hierarchies::parse(&mounts, &theirs);
         let mut directories = found.v1;
-        if let Some((mount, _)) = found.v2 {
+        if let Some(mount) = found.v2 {
             let path = group_path(&theirs, "").unwrap_or("/");
             directories.push((String::new(), mount.join(path.trim_start_matches('/'))));
         }
@@ -181,7 +169,7 @@ impl Cgroup {
         let mounts = system_text("/proc/self/mountinfo").unwrap_or_default();
         let found = Hierarchies::parse(&mounts, "");
         let tops = found.v1.into_iter().map(|(_, mount)| mount);
-        let tops: Vec<PathBuf> = tops.chain(found.v2.map(|(mount, _)| mount)).collect();
+        let tops: Vec<PathBuf> = tops.chain(found.v2).collect();
         self.directories.iter().all(|(_, directory)| {
             let below = tops.iter().find_map(|top| directory.strip_prefix(top).ok());
             let names = below.and_then(|below| {
@@ -484,25 +472,14 @@ fn close_devices(directory: &Path, devices: &[Device]) -> Result<()> {
     fs::write(directory.join("devices.deny"), "a")?;
     // null, zero, full, random, urandom, tty, console, ptmx, pts, tun, fuse. `m` alone lets packages create other nodes
     // but not open them.
-    for rule in [
-        "c *:* m",
-        "b *:* m",
-        "c 1:3 rwm",
-        "c 1:5 rwm",
-        "c 1:7 rwm",
-        "c 1:8 rwm",
-        "c 1:9 rwm",
-        "c 5:0 rwm",
-        "c 5:1 rwm",
-        "c 5:2 rwm",
-        "c 136:* rwm",
-        "c 10:200 rwm",
-        "c 10:229 rwm",
-    ] {
-        fs::write(directory.join("devices.allow"), rule)?;
-    }
-    for device in devices {
-        let rule = format!("c {}:{} rw", device.major, device.minor);
+    let standard = [
+        "1:3", "1:5", "1:7", "1:8", "1:9", "5:0", "5:1", "5:2", "136:*", "10:200", "10:229",
+    ];
+    let create = ["c *:* m", "b *:* m"].map(str::to_owned).into_iter();
+    let standard = standard.map(|node| format!("c {node} rwm"));
+    let given = devices.iter();
+    let given = given.map(|device| format!("c {}:{} rw", device.major, device.minor));
+    for rule in create.chain(standard).chain(given) {
         fs::write(directory.join("devices.allow"), rule)?;
     }
     Ok(())
@@ -519,20 +496,13 @@ mod tests {
     #[test]
     fn v1_hierarchies_are_found_below_the_callers_own_group() {
         let found = Hierarchies::parse(HYBRID, "4:memory:/jobs/7\n2:cpu,cpuacct:/\n0::/\n");
-        assert_eq!(
-            found.v1,
-            [
-                (
-                    "cpuacct".to_owned(),
-                    PathBuf::from("/sys/fs/cgroup/cpu,cpuacct")
-                ),
-                (
-                    "memory".to_owned(),
-                    PathBuf::from("/sys/fs/cgroup/memory/jobs/7")
-                ),
-            ]
-        );
-        assert_eq!(found.v2.unwrap().0, PathBuf::from("/sys/fs/cgroup/unified"));
+        let v1 = [
+            ("cpuacct", "/sys/fs/cgroup/cpu,cpuacct"),
+            ("memory", "/sys/fs/cgroup/memory/jobs/7"),
+        ];
+        let v1 = v1.map(|(name, path)| (name.to_owned(), PathBuf::from(path)));
+        assert_eq!(found.v1, v1);
+        assert_eq!(found.v2, Some("/sys/fs/cgroup/unified".into()));
     }
 
     #[test]
@@ -560,7 +530,7 @@ mod tests {
     fn a_scope_is_planned_where_systemd_rules() {
         let found = Hierarchies {
             v1: Vec::new(),
-            v2: Some(("/sys/fs/cgroup".into(), vec!["memory".into()])),
+            v2: Some("/sys/fs/cgroup".into()),
         };
         let group = Cgroup::plan("rockenv-a-1", &found, true);
         let scope = Path::new("/sys/fs/cgroup/rockenv.slice/rockenv-a-1.scope");
@@ -571,12 +541,8 @@ mod tests {
                 tasks_max: None,
             },
             &[Device {
-                path: "/dev/kfd".into(),
-                source: "/dev/kfd".into(),
                 major: 511,
-                minor: 0,
-                gid: 105,
-                mode: 0o660,
+                ..Device::default()
             }],
         );
         assert!(argv.contains(&"--property=MemoryMax=5".to_owned()));

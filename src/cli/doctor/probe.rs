@@ -57,7 +57,10 @@ impl Facts {
                     .map(|(name, _)| name.clone())
                     .filter(|name| !name.contains('='))
                     .collect(),
-                v2: groups.v2.map(|(_, controllers)| controllers),
+                v2: groups.v2.map(|mount| {
+                    let text = read(mount.join("cgroup.controllers")).unwrap_or_default();
+                    text.split_whitespace().map(str::to_owned).collect()
+                }),
             },
             // With `psi=0`, older kernels have the file and refuse to read it.
             pressure: read("/proc/pressure/memory").is_some(),

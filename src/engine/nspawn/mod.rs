@@ -73,18 +73,16 @@ pub(crate) fn argv(
     argv.push(format!("--rlimit=RLIMIT_NOFILE={soft}:{hard}"));
     argv.push(format!("--machine={}", container.id));
     argv.push(format!("--directory={}", root.display()));
-    if container.network {
-        argv.push("--resolv-conf=bind-host".to_owned());
-    } else {
-        argv.push("--resolv-conf=off".to_owned());
-        argv.push("--private-network".to_owned());
-    }
+    let network: &[&str] = match container.network {
+        true => &["--resolv-conf=bind-host"],
+        false => &["--resolv-conf=off", "--private-network"],
+    };
+    argv.extend(network.iter().map(|option| (*option).to_owned()));
     argv.push(format!("--bind-ro={}:{PROGRAM}", escape(program)));
     for bind in &container.binds {
-        let option = if bind.read_only {
-            "--bind-ro"
-        } else {
-            "--bind"
+        let option = match bind.read_only {
+            true => "--bind-ro",
+            false => "--bind",
         };
         let (source, target) = (escape(&bind.source), escape(Path::new(&bind.target)));
         argv.push(format!("{option}={source}:{target}"));
@@ -93,9 +91,7 @@ pub(crate) fn argv(
         let (source, path) = (escape(&device.source), escape(Path::new(&device.path)));
         argv.push(format!("--bind={source}:{path}"));
     }
-    argv.push("--".to_owned());
-    argv.push(PROGRAM.to_owned());
-    argv.push("__agent".to_owned());
+    argv.extend(["--", PROGRAM, "__agent"].map(str::to_owned));
     argv
 }
 
@@ -111,7 +107,7 @@ mod tests {
     use super::*;
     use crate::engine::{Bind, Device};
 
-    fn container() -> Container {
+    pub(super) fn container() -> Container {
         Container {
             id: "rockenv-a-1".into(),
             root: super::super::Root::Directory("/tree".into()),
@@ -120,10 +116,7 @@ mod tests {
             devices: vec![Device {
                 path: "/dev/kfd".into(),
                 source: "/dev/kfd".into(),
-                major: 511,
-                minor: 0,
-                gid: 105,
-                mode: 0o660,
+                ..Device::default()
             }],
             network: false,
             limits: Default::default(),
@@ -147,10 +140,7 @@ mod tests {
         let is_landlock = |word: &str| word == "landlock_create_ruleset";
         assert!(argv.iter().any(|option| option.split(' ').any(is_landlock)));
         assert!(argv.contains(&"--rlimit=RLIMIT_NOFILE=1024:8192".to_owned()));
-        assert_eq!(
-            argv[argv.len() - 2..],
-            [PROGRAM.to_owned(), "__agent".to_owned()]
-        );
+        assert_eq!(argv[argv.len() - 2..], [PROGRAM, "__agent"]);
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Victims {
         let process = Command::new("sleep").arg("600").spawn().unwrap();
         let found = Hierarchies::probe().unwrap();
         let tops = found.v1.into_iter().map(|(_, top)| top);
-        let tops = tops.chain(found.v2.map(|(top, _)| top));
+        let tops = tops.chain(found.v2);
         let mut groups = Vec::new();
         for top in tops {
             let group = top.join(format!("victim-{}", process.id()));
