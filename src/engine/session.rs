@@ -33,7 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(30);
 /// A container that this process started.
 #[derive(Debug)]
 pub(crate) struct Running {
-    link: Option<UnixStream>,
+    link: UnixStream,
     holder: Child,
     run: PathBuf,
     ready: bool,
@@ -71,17 +71,10 @@ impl Running {
         let holder = command
             .spawn()
             .context(|| format!("cannot start `{}`", hold.program.display()))?;
-        frames::send(
-            &ours,
-            hold,
-            &[
-                lock.as_raw_fd(),
-                listener.as_fd().as_raw_fd(),
-                jobs.as_raw_fd(),
-            ],
-        )?;
+        let passed = [lock.as_raw_fd(), listener.as_raw_fd(), jobs.as_raw_fd()];
+        frames::send(&ours, hold, &passed)?;
         Ok(Self {
-            link: Some(ours),
+            link: ours,
             holder,
             run: hold.run.clone(),
             ready: false,
@@ -89,8 +82,8 @@ impl Running {
     }
 
     /// Returns the holder's socket, for polling.
-    pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
-        self.link.as_ref().map(std::os::fd::AsFd::as_fd)
+    pub(crate) fn link(&self) -> BorrowedFd<'_> {
+        self.link.as_fd()
     }
 
     pub(crate) fn connect(&self) -> Result<Client> {
@@ -109,10 +102,7 @@ impl Running {
 
     /// Reads one message of the holder; `Ready` carries the limits that could not be set.
     pub(crate) fn receive(&mut self) -> Result<FromHolder> {
-        let Some(link) = &self.link else {
-            return Err(unexpected!("the holder was already dismissed"));
-        };
-        match frames::receive::<FromHolder>(link)? {
+        match frames::receive::<FromHolder>(&self.link)? {
             Some((message, _)) => Ok(message),
             None => Err(
                 unavailable!("the process that held the container was killed")
@@ -143,9 +133,7 @@ impl Running {
     /// Releases the container and waits for the outcome: its end, or a message that other commands use it. If the
     /// command was `interrupted`, or is interrupted during the wait, a holder that does not answer in time is killed.
     pub(crate) fn finish(mut self, interrupted: bool) -> Result<End> {
-        if let Some(link) = &self.link {
-            link.shutdown(std::net::Shutdown::Write)?;
-        }
+        self.link.shutdown(std::net::Shutdown::Write)?;
         let mut until = interrupted.then(|| Instant::now() + FAREWELL);
         let end = loop {
             if !self.answers(&mut until)? {
@@ -169,20 +157,16 @@ impl Running {
         };
         // The holder's mount namespace ends only with the holder.
         self.holder.wait()?;
-        self.link = None;
         end
     }
 
     /// Waits for a message from the holder, after a signal only for a limited time. Returns whether one arrived.
     fn answers(&self, until: &mut Option<Instant>) -> Result<bool> {
-        let Some(link) = &self.link else {
-            return Ok(true);
-        };
         let signals = signals::block(&signals::STOP)?;
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let signals = left.is_none().then(|| signals.as_fd());
-            let [answers, _] = readable([Some(link.as_fd()), signals], left)?;
+            let [answers, _] = readable([Some(self.link()), signals], left)?;
             if answers {
                 return Ok(true);
             }
@@ -216,6 +200,7 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to the running container of the env with this `run` directory; `None` if no agent listens.
     pub(crate) fn join(run: &Path) -> Result<Option<Self>> {
+        use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound};
         let Ok((_directory, path)) = short_path(run, SOCKET) else {
             return Ok(None);
         };
@@ -226,19 +211,11 @@ impl Client {
                 socket.set_write_timeout(Some(ANSWER))?;
                 Ok(Some(Self { socket }))
             }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    std::io::ErrorKind::NotFound
-                        | std::io::ErrorKind::ConnectionRefused
-                        | std::io::ErrorKind::ConnectionReset
-                ) =>
-            {
-                Ok(None)
-            }
-            Err(error) => {
-                Err(error).context(|| format!("cannot reach the container of `{}`", run.display()))
-            }
+            Err(error) => match error.kind() {
+                NotFound | ConnectionRefused | ConnectionReset => Ok(None),
+                _ => Err(error)
+                    .context(|| format!("cannot reach the container of `{}`", run.display())),
+            },
         }
     }
 
@@ -295,13 +272,9 @@ pub(crate) fn retire(run: &Path) -> Result<Retirement> {
 /// store's path is. Also returns the open directory, which must stay open while the path is used.
 pub(super) fn short_path(directory: &Path, name: &str) -> Result<(OwnedFd, PathBuf)> {
     use nix::fcntl::OFlag;
-    let path = directory;
-    let directory = nix::fcntl::open(
-        path,
-        OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
-        nix::sys::stat::Mode::empty(),
-    )
-    .context(|| format!("cannot open `{}`", path.display()))?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd()));
-    Ok((directory, path))
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let opened = nix::fcntl::open(directory, flags, nix::sys::stat::Mode::empty())
+        .context(|| format!("cannot open `{}`", directory.display()))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
+    Ok((opened, path))
 }

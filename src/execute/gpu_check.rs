@@ -136,7 +136,7 @@ fn hear(
     enough: fn(&Running) -> bool,
 ) -> Result<Option<Ending>> {
     while !enough(running) {
-        let [said, signalled] = readable([running.link(), Some(signals.as_fd())], None)?;
+        let [said, signalled] = readable([running.link(), signals.as_fd()].map(Some), None)?;
         if signalled && let Some(number) = signals.pending()? {
             return Ok(Some(Ending::Interrupted(number)));
         }
@@ -204,11 +204,7 @@ mod tests {
         let other = r#"{"path":"/dev/kfd; do","ok":false,"layer":"group","mend":"do"}"#;
         let devices = ["/dev/kfd", "/dev/dri/renderD128"].map(|path| Device {
             path: path.to_owned(),
-            source: path.into(),
-            major: 511,
-            minor: 0,
-            gid: 105,
-            mode: 0o660,
+            ..Device::default()
         });
         let result = |findings: &[&str]| {
             let report = format!("[{}]", findings.join(","));

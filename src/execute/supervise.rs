@@ -222,7 +222,7 @@ impl Supervision<'_, '_> {
         let given = [
             Some(self.client.as_fd()),
             Some(self.signals.as_fd()),
-            self.running.link(),
+            Some(self.running.link()),
             out,
             err,
         ];
