@@ -20,7 +20,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::cgroup::{Cgroup, Hierarchies};
-use super::jobserver::Server;
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::{self, Ticket};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
@@ -61,14 +60,6 @@ pub(crate) struct Hold {
     pub made_of: String,
     /// Whether only its starter may use it; see [`ContainerRecord::is_private`].
     pub is_private: bool,
-}
-
-impl Hold {
-    /// Starts serving the container's jobserver FIFO; `file` carries the claim.
-    pub(super) fn serve_jobs(&self, file: OwnedFd, cgroup: &Cgroup) -> Result<Server> {
-        let limit = self.container.limits.memory_max;
-        Server::start(self.jobs.clone(), file, cgroup.clone(), limit)
-    }
 }
 
 /// The holder's connections.
@@ -151,7 +142,7 @@ pub(crate) struct ContainerRecord {
     protocol: String,
     pub cgroup: Cgroup,
     /// systemd-nspawn's lock file for the tree; a killed systemd-nspawn leaves it behind.
-    pub lock: Option<TreeLock>,
+    pub lock: Option<PathBuf>,
     /// The container of a service.
     pub place: Option<docker::ContainerTree>,
     /// Whether the container only waits for another command.
@@ -218,6 +209,7 @@ impl ContainerRecord {
         };
         let fits = own(&state.id)
             && is_here(&state.run, run)
+            && state.lock.as_deref().is_none_or(is_tree_lock)
             && match &state.place {
                 Some(place) => own(&place.name) && state.cgroup.is_of_service(),
                 None => state.cgroup.is_of(&state.id),
@@ -286,7 +278,7 @@ impl ContainerRecord {
         self.cgroup.kill(PATIENCE)?;
         self.cgroup.remove()?;
         if let Some(lock) = &self.lock {
-            remove_lock(&lock.path())?;
+            remove_lock(lock)?;
         }
         remove_left(Path::new(NSPAWN), &self.id);
         Ok(())
@@ -331,54 +323,26 @@ pub(crate) fn name_prefix(env: &str) -> String {
     format!("rockenv-{}-", readable.trim_matches('-'))
 }
 
-/// systemd-nspawn's machine-wide lock file for a tree.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(try_from = "PathBuf", into = "PathBuf")]
-pub struct TreeLock {
-    device: u64,
-    inode: u64,
-}
-
 /// systemd-nspawn's directory for all containers.
 const NSPAWN: &str = "/run/systemd/nspawn";
 
-impl TreeLock {
-    /// Returns the lock of the tree at `root`.
-    pub(super) fn of(root: &Path) -> Result<Self> {
-        let found = fs::metadata(root)?;
-        Ok(Self {
-            device: found.dev(),
-            inode: found.ino(),
-        })
-    }
-
-    fn path(self) -> PathBuf {
-        Path::new(NSPAWN).join(format!("locks/inode-{}:{}", self.device, self.inode))
-    }
+/// Returns systemd-nspawn's machine-wide lock file for the tree at `root`.
+pub(super) fn tree_lock(root: &Path) -> Result<PathBuf> {
+    let found = fs::metadata(root)?;
+    Ok(lock_file(found.dev(), found.ino()))
 }
 
-impl From<TreeLock> for PathBuf {
-    fn from(lock: TreeLock) -> Self {
-        lock.path()
-    }
+fn lock_file(device: u64, inode: u64) -> PathBuf {
+    Path::new(NSPAWN).join(format!("locks/inode-{device}:{inode}"))
 }
 
-// rockenv removes this file, so a saved path must equal the path that its numbers produce.
-impl TryFrom<PathBuf> for TreeLock {
-    type Error = String;
-
-    fn try_from(path: PathBuf) -> std::result::Result<Self, String> {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let numbers = name.and_then(|name| name.strip_prefix("inode-")?.split_once(':'));
-        let lock = numbers.and_then(|(device, inode)| {
-            Some(Self {
-                device: device.parse().ok()?,
-                inode: inode.parse().ok()?,
-            })
-        });
-        lock.filter(|lock| lock.path() == path)
-            .ok_or_else(|| "this is not the path of a systemd-nspawn lock".to_owned())
-    }
+/// Returns whether a recorded path is the one that its numbers produce: rockenv removes this file.
+fn is_tree_lock(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let numbers = name.and_then(|name| name.strip_prefix("inode-")?.split_once(':'));
+    let lock = numbers
+        .and_then(|(device, inode)| Some(lock_file(device.parse().ok()?, inode.parse().ok()?)));
+    lock.as_deref() == Some(path)
 }
 
 /// The leftovers of a container whose holder was killed.

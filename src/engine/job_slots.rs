@@ -57,9 +57,9 @@ pub(super) enum Need {
 pub(crate) struct SlotClaim {
     file: fs::File,
     slot: u32,
-    total: u32,
+    pub(super) total: u32,
     /// See [`Sizing::together`](crate::plan::jobs::Sizing::together).
-    together: u32,
+    pub(super) together: u32,
     held: Vec<u32>,
     env: EnvName,
 }
@@ -121,14 +121,6 @@ impl SlotClaim {
             held: ticket.held,
             env: ticket.env,
         }
-    }
-
-    pub(super) fn total(&self) -> u32 {
-        self.total
-    }
-
-    pub(super) fn together(&self) -> u32 {
-        self.together
     }
 
     /// Takes another slot, if one is free.
@@ -449,14 +441,8 @@ mod tests {
         let waits = [other(0, Need::More)];
         assert_eq!(target(4, mine(3, 0, Need::More), &waits), 2);
         assert_eq!(target(4, mine(2, 0, Need::More), &waits), 2);
-        assert_eq!(
-            target(
-                2,
-                mine(1, 0, Need::More),
-                &[other(1, Need::Enough), other(0, Need::More)]
-            ),
-            1
-        );
+        let others = [other(1, Need::Enough), other(0, Need::More)];
+        assert_eq!(target(2, mine(1, 0, Need::More), &others), 1);
     }
 
     #[test]
@@ -477,12 +463,12 @@ mod tests {
         assert!(a.take().unwrap() && a.take().unwrap());
         assert!(!a.take().unwrap() && !b.take().unwrap());
         a.publish(Need::Enough).unwrap();
-        let seen = b.others().unwrap();
-        assert_eq!(
-            (seen[0].env.as_str(), seen[0].held, seen[0].need),
-            ("a", 2, Need::Enough)
-        );
-        assert_eq!(seen[0].together, 7);
+        let seen = Other {
+            env: "a".into(),
+            together: 7,
+            ..other(2, Need::Enough)
+        };
+        assert_eq!(b.others().unwrap(), [seen]);
         a.release().unwrap();
         assert!(b.take().unwrap());
         // The slot stays taken when the claim is passed on. Closing the descriptor frees it, however its process ends.

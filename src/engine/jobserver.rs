@@ -20,6 +20,7 @@ use nix::fcntl::OFlag;
 use nix::libc;
 
 use super::cgroup::Cgroup;
+use super::hold::Hold;
 use super::memory::Limited;
 use super::pressure::{self, Throttle};
 use crate::engine::job_slots::{EnvSlots, Need, SlotClaim, Ticket, held, target};
@@ -71,16 +72,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts serving the env whose container is in `cgroup`, with `memory_max` bytes.
+    /// Starts serving the container in `cgroup`; `file` carries its claim.
     ///
     /// Called before the agent accepts commands, so that the first client finds its tokens.
-    pub(crate) fn start(
-        ticket: Ticket,
-        file: OwnedFd,
-        cgroup: Cgroup,
-        memory_max: Option<u64>,
-    ) -> Result<Self> {
-        let mut env = Env::open(ticket, file, cgroup, memory_max)?;
+    pub(super) fn start(hold: &Hold, file: OwnedFd, cgroup: &Cgroup) -> Result<Self> {
+        let memory_max = hold.container.limits.memory_max;
+        let mut env = Env::open(hold.jobs.clone(), file, cgroup.clone(), memory_max)?;
         env.adjust_tokens()?;
         let (told, tell) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let thread = std::thread::Builder::new()
@@ -257,11 +254,11 @@ impl Env {
             held: self.claim.count(),
             base: self.base,
             limit,
-            together: self.claim.together(),
+            together: self.claim.together,
             idle,
             need,
         };
-        let target = target(self.claim.total(), mine, &self.claim.others()?);
+        let target = target(self.claim.total, mine, &self.claim.others()?);
         while self.claim.count() < target && self.claim.take()? {
             if self.claim.count() > self.base {
                 self.write()?;

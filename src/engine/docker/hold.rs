@@ -16,6 +16,7 @@ use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{
     Connections, ContainerRecord, FromHolder, Hold, Watch, check_binds, supervise,
 };
+use crate::engine::jobserver::Server;
 use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
 use crate::engine::{Bind, Container, Usage};
@@ -90,7 +91,7 @@ pub(in crate::engine) fn hold(
         state.cgroup = Cgroup::of_container(found.pid, &found.id).unwrap_or_default();
         state.save(&hold.run)?;
     }
-    let jobs = hold.serve_jobs(connections.jobs, &state.cgroup)?;
+    let jobs = Server::start(hold, connections.jobs, &state.cgroup)?;
     let listen = ToAgent::Listen {
         user: hold.container.user.clone(),
     };

@@ -16,8 +16,9 @@ use nix::sys::stat::{SFlag, fstat};
 
 use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{
-    Connections, ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
+    Connections, ContainerRecord, Hold, PATIENCE, Watch, check_binds, supervise, tree_lock,
 };
+use crate::engine::jobserver::Server;
 use crate::engine::wire::ToAgent;
 use crate::engine::{Bind, Container, Root, Usage, open_files};
 use crate::sys::beneath;
@@ -58,7 +59,7 @@ pub(in crate::engine) fn hold(
     hold.container.show_certificates(Some(&root), &hold.run)?;
     show_name_servers(&mut hold.container, &root)?;
     let hold = &hold;
-    state.lock = Some(TreeLock::of(&root)?);
+    state.lock = Some(tree_lock(&root)?);
     // Mounts end with this process, but `run_engine` creates things that outlive it.
     state.save(&hold.run)?;
     let result = run_engine(hold, state, connections, &root);
@@ -188,7 +189,7 @@ fn run_engine(
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = spawn(hold, state, root, theirs, &noise)?;
     // This starts a thread, so it must come after the fork.
-    let jobs = hold.serve_jobs(connections.jobs, &state.cgroup)?;
+    let jobs = Server::start(hold, connections.jobs, &state.cgroup)?;
     let listen = ToAgent::Listen { user: None };
     frames::send(&ours, &listen, &[connections.listener.as_raw_fd()])?;
     drop(connections.listener);
@@ -354,17 +355,9 @@ mod tests {
         fs::create_dir(root.join("etc")).unwrap();
         let list = root.join("etc/resolv.conf");
         let shown = |network| {
-            let mut container = Container {
-                id: String::new(),
-                root: Root::Directory(root.to_owned()),
-                binds: Vec::new(),
-                keep_groups: false,
-                devices: Vec::new(),
-                network,
-                limits: Default::default(),
-                user: None,
-                certificates: None,
-            };
+            let mut container = super::super::tests::container();
+            container.binds.clear();
+            container.network = network;
             show_name_servers(&mut container, root).unwrap();
             container.binds.len()
         };
