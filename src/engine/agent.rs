@@ -76,14 +76,6 @@ struct Agent {
     deadline: Option<Instant>,
 }
 
-/// The descriptors that can be read without waiting.
-struct Ready {
-    holder: bool,
-    listener: bool,
-    signals: bool,
-    sessions: Vec<usize>,
-}
-
 impl Agent {
     /// Connects to the holder and receives the socket to listen on.
     fn start(path: Option<&Path>) -> Result<Self> {
@@ -105,10 +97,8 @@ impl Agent {
         crate::engine::shim::install();
         let signals = signals::block(&[Signal::SIGCHLD, Signal::SIGTERM])?;
         let rest = Rest {
-            limit: Duration::ZERO,
-            until: None,
-            waits: 0,
             fresh: traces(),
+            ..Rest::default()
         };
         let (open, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
         frames::send(&holder, &FromAgent::Ready, &[])?;
@@ -130,15 +120,15 @@ impl Agent {
         if self.is_over()? {
             return Ok(false);
         }
-        let ready = self.wait()?;
-        if ready.signals {
+        let ([from_holder, called, signalled], ready) = self.wait()?;
+        if signalled {
             self.hear_signals()?;
         }
-        if ready.holder && !self.hear_holder()? {
+        if from_holder && !self.hear_holder()? {
             return Ok(false);
         }
         let is_full = self.sessions.len() > self.most;
-        for index in ready.sessions {
+        for index in ready {
             let session = &mut self.sessions[index];
             serve(session, &mut self.rest, self.in_service, is_full);
         }
@@ -148,7 +138,7 @@ impl Agent {
         }
         self.sessions
             .retain(|session| session.socket.is_some() || session.pid.is_some());
-        if ready.listener {
+        if called {
             match self.listener.accept() {
                 Ok((socket, _)) => self.sessions.push(Session {
                     socket: Some(socket),
@@ -182,8 +172,9 @@ impl Agent {
         }
     }
 
-    /// Waits until a descriptor is readable, or until it is time to exit.
-    fn wait(&self) -> Result<Ready> {
+    /// Waits until a descriptor is readable, or until it is time to exit. Returns whether the holder, the listener and
+    /// the signals can be read, and the positions of the sessions that can.
+    fn wait(&self) -> Result<([bool; 3], Vec<usize>)> {
         let own = [
             self.holder.as_fd(),
             self.listener.as_fd(),
@@ -198,14 +189,8 @@ impl Agent {
         let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
         let ready = which_readable(&[&own[..], &sockets[..]].concat(), limit)?;
         let sessions = indices.into_iter().zip(&ready[own.len()..]);
-        Ok(Ready {
-            holder: ready[0],
-            listener: ready[1],
-            signals: ready[2],
-            sessions: sessions
-                .filter_map(|(index, ready)| ready.then_some(index))
-                .collect(),
-        })
+        let sessions = sessions.filter_map(|(index, ready)| ready.then_some(index));
+        Ok(([ready[0], ready[1], ready[2]], sessions.collect()))
     }
 
     fn hear_signals(&mut self) -> Result<()> {
@@ -214,7 +199,9 @@ impl Agent {
                 self.draining = true;
                 self.rest.retire();
                 self.deadline = Some(Instant::now() + GRACE);
-                ask_to_end(&self.sessions);
+                for pid in self.sessions.iter().filter_map(|session| session.pid) {
+                    let _: nix::Result<()> = killpg(pid, Signal::SIGTERM);
+                }
             }
         }
         let (draining, rest) = (self.draining, &self.rest);
@@ -252,7 +239,7 @@ impl Agent {
 
 /// The wait for another command after the last one. It pays off because a service takes far longer to start a container
 /// than to run a command in it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Rest {
     /// Length of the wait; zero disables it.
     limit: Duration,
@@ -376,12 +363,6 @@ fn serve(session: &mut Session, rest: &mut Rest, in_service: bool, is_full: bool
     }
 }
 
-fn ask_to_end(sessions: &[Session]) {
-    for pid in sessions.iter().filter_map(|session| session.pid) {
-        let _: std::result::Result<(), Errno> = killpg(pid, Signal::SIGTERM);
-    }
-}
-
 fn hang_up(session: &mut Session) {
     session.socket = None;
     if let Some(pid) = session.pid {
@@ -496,12 +477,7 @@ mod tests {
             listener: UnixListener::bind(&path).unwrap(),
             in_service: false,
             signals: SignalFd::new(&SigSet::empty()).unwrap(),
-            rest: Rest {
-                limit: Duration::ZERO,
-                until: None,
-                waits: 0,
-                fresh: BTreeSet::new(),
-            },
+            rest: Rest::default(),
             sessions: Vec::new(),
             most: 0,
             draining: false,
@@ -510,21 +486,13 @@ mod tests {
         let client = UnixStream::connect(&path).unwrap();
         let command = Command {
             argv: vec![Word::Text("true".to_owned())],
-            env: Vec::new(),
             cwd: "/".to_owned(),
-            uid: 0,
-            gid: 0,
-            groups: None,
-            no_new_privs: false,
-            tty: false,
+            ..Command::default()
         };
         frames::send(&client, &Request::Run(command), &[]).unwrap();
         assert!(agent.serve_once().unwrap() && agent.serve_once().unwrap());
         let (reply, _) = frames::receive::<Reply>(&client).unwrap().unwrap();
-        assert!(
-            matches!(reply, Reply::NotStarted { code: 126, .. }),
-            "{reply:?}"
-        );
+        assert!(matches!(reply, Reply::NotStarted { code: 126, .. }));
         assert!(agent.sessions.is_empty());
     }
 

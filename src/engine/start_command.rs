@@ -208,13 +208,11 @@ mod tests {
         let words = ["/bin/sh", "-c", script].map(|word| Word::Text(word.to_owned()));
         Command {
             argv: words.to_vec(),
-            env: Vec::new(),
             cwd: "/".to_owned(),
             uid: nix::unistd::getuid().as_raw(),
             gid: nix::unistd::getgid().as_raw(),
-            groups: None,
-            no_new_privs: false,
             tty,
+            ..Command::default()
         }
     }
 

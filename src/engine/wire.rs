@@ -37,6 +37,7 @@ impl AsRef<OsStr> for Word {
 
 /// A command to run inside a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 pub(crate) struct Command {
     /// Program and arguments; a program without a slash is looked up in the command's own `PATH`.
     pub argv: Vec<Word>,
