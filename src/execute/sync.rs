@@ -46,8 +46,6 @@ impl Durable {
     /// Waits until every layer is on disk.
     pub(super) fn finish(self) -> Result<()> {
         drop(self.layers);
-        self.thread
-            .join()
-            .map_err(|_| unexpected!("a thread that waited for the disk panicked"))?
+        thread::joined(self.thread.join())
     }
 }

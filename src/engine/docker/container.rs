@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::listing::MADE;
+use super::objects::bytes;
 use super::{EngineImage, Flavour, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, nspawn, open_files};
@@ -120,19 +121,18 @@ impl Service {
             labels: Some(labels.map()),
             ..body
         };
-        match self.create(&place.name, &body) {
-            Ok(Some(warnings)) => Ok(warnings),
-            Ok(None) if self.image(&image)?.is_none() => Err(not_found!(
+        match self.create(&place.name, &body)? {
+            Some(warnings) => Ok(warnings),
+            None if self.image(&image)?.is_none() => Err(not_found!(
                 "the base image of env tree `{}` was deleted from {} outside rockenv",
                 place.tree,
                 self.flavour
             )
             .help("`rockenv up ...` builds missing parts again")),
-            Ok(None) => Err(unexpected!(
+            None => Err(unexpected!(
                 "{} lost an object while creating a container",
                 self.flavour
             )),
-            Err(error) => Err(error),
         }
     }
 
@@ -176,15 +176,14 @@ impl Service {
         };
         let state = found.state.unwrap_or_default();
         let labels = found.config.and_then(|config| config.labels);
+        let setup = labels.and_then(|mut labels| labels.remove("rockenv.setup"));
         Ok(Some(ContainerState {
             id: found.id.unwrap_or_default(),
             running: state.running.unwrap_or(false),
             pid: state.pid.unwrap_or(0),
             oom_killed: state.oom_killed.unwrap_or(false),
             exit_code: state.exit_code.unwrap_or(0),
-            setup: labels
-                .and_then(|mut labels| labels.remove("rockenv.setup"))
-                .unwrap_or_default(),
+            setup: setup.unwrap_or_default(),
         }))
     }
 
@@ -193,7 +192,6 @@ impl Service {
         let options = InspectContainerOptionsBuilder::new().size(true).build();
         let request = settled(|| self.client.inspect_container(name, Some(options.clone())));
         let found = self.ask(LATE, "measure a container", request)?;
-        let bytes = |size: Option<i64>| size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
         Ok((bytes(found.size_rw), bytes(found.size_root_fs)))
     }
 
@@ -283,10 +281,8 @@ fn body(
         devices: Some(devices(&container.devices)),
         // What `podman run --group-add keep-groups` requests from crun.
         annotations: container.keep_groups.then(|| {
-            let keep = ("run.oci.keep_original_groups", "1");
-            [keep]
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .into()
+            let keep = "run.oci.keep_original_groups";
+            [(keep.to_owned(), "1".to_owned())].into()
         }),
         network_mode: Some(network.to_owned()),
         // Without a network, Docker lets every user listen on low ports.

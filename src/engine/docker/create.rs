@@ -4,7 +4,7 @@ use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
 use bollard::query_parameters::CreateContainerOptionsBuilder;
 
-use super::{LATE, Service, is_absent, settled};
+use super::{LATE, PATIENCE, Service, answered, is_absent, settled};
 use crate::engine::docker::retry::retry;
 use crate::sys::error::{Error, Result};
 
@@ -17,8 +17,8 @@ impl Service {
     ) -> Result<Option<Vec<String>>> {
         let request = || self.request(name, body.clone());
         let look = async || Ok(self.is_made(name, body).await?.then(Vec::new));
-        self.found(LATE, "make a container", retry(request, is_taken, look))
-            .map_err(explain)
+        let made = retry(PATIENCE, request, is_taken, look);
+        self.found(LATE, "make a container", made).map_err(explain)
     }
 
     async fn request(
@@ -60,14 +60,14 @@ impl Service {
 
 /// Returns whether a request was refused because a container of that name exists, or is being created.
 fn is_taken(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::DockerResponseServerError { status_code, message }
-        if *status_code == 409 || message.contains("already in use"))
+    answered(refusal)
+        .is_some_and(|(status, message)| status == 409 || message.contains("already in use"))
 }
 
 /// Returns whether Podman refused a slice because systemd does not manage its control groups.
 fn wants_no_slice(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::DockerResponseServerError { message, .. }
-        if message.contains("systemd slice received as cgroup parent"))
+    let slice = "systemd slice received as cgroup parent";
+    answered(refusal).is_some_and(|(_, message)| message.contains(slice))
 }
 
 /// Explains that a service does not see a directory that exists here.
@@ -89,17 +89,10 @@ mod tests {
 
     #[test]
     fn a_service_that_sees_other_directories_is_explained() {
-        for (said, explained) in [
-            (
-                "docker answered 400: invalid mount config for type \"bind\": bind source path does not exist: /srv/a",
-                true,
-            ),
-            (
-                "podman answered 500: statfs /srv/a: no such file or directory",
-                true,
-            ),
-            ("podman answered 500: no such file or directory", false),
-        ] {
+        let docker = "docker answered 400: invalid mount config for type \"bind\": bind source path does not exist: /srv/a";
+        let podman = "podman answered 500: statfs /srv/a: no such file or directory";
+        let other = "podman answered 500: no such file or directory";
+        for (said, explained) in [(docker, true), (podman, true), (other, false)] {
             let error = unexpected!("cannot make a container").source(said.to_owned());
             assert_eq!(explain(error).help_text().is_some(), explained, "{said}");
         }

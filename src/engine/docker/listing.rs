@@ -103,9 +103,7 @@ impl Service {
                 drop(sender);
                 Ok(())
             });
-            let read = reading
-                .join()
-                .map_err(|_| unexpected!("a thread that read from a service panicked"))?;
+            let read = thread::joined(reading.join());
             sent?;
             read
         })
@@ -153,19 +151,17 @@ fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
                 .context(cannot)?
                 .map(|name| name.into_owned()),
         };
-        let content = if kind.is_file() {
-            Some(checksum::sha256(&mut entry).context(cannot)?.0)
-        } else {
-            None
+        let content = match kind.is_file() {
+            true => Some(checksum::sha256(&mut entry).context(cannot)?.0),
+            false => None,
         };
         let path = PathBuf::from("/").join(entry.path().context(cannot)?);
         if MADE.iter().any(|made| path.starts_with(made)) {
             continue;
         }
-        let modified = if kind.is_dir() {
-            0
-        } else {
-            header.mtime().context(cannot)?
+        let modified = match kind.is_dir() {
+            true => 0,
+            false => header.mtime().context(cannot)?,
         };
         found.insert(
             path.components().collect(),

@@ -248,36 +248,18 @@ impl Service {
     }
 
     fn error(&self, refusal: &Refusal) -> Error {
-        let (kind, message) = match refusal {
-            Refusal::DockerResponseServerError {
-                status_code,
-                message,
-            } => (
-                Kind::Unexpected,
-                format!(
-                    "{} answered {status_code}: {}",
-                    self.flavour,
-                    message.trim()
-                ),
-            ),
-            Refusal::JsonDataError { message, .. } => (
-                Kind::Unexpected,
-                format!("{} sent an invalid answer: {message}", self.flavour),
-            ),
-            Refusal::RequestTimeoutError => (
-                Kind::Unavailable,
-                format!("{} does not answer", self.flavour),
-            ),
-            other => (
-                Kind::Unavailable,
-                format!("{} closed the connection: {other}", self.flavour),
-            ),
-        };
-        let error = Error::new(kind, message);
-        if kind == Kind::Unavailable {
-            return error.help(restart(self.flavour));
+        let flavour = self.flavour;
+        if let Some((status, message)) = answered(refusal) {
+            return unexpected!("{flavour} answered {status}: {}", message.trim());
         }
-        error
+        let error = match refusal {
+            Refusal::JsonDataError { message, .. } => {
+                return unexpected!("{flavour} sent an invalid answer: {message}");
+            }
+            Refusal::RequestTimeoutError => unavailable!("{flavour} does not answer"),
+            other => unavailable!("{flavour} closed the connection: {other}"),
+        };
+        error.help(restart(flavour))
     }
 }
 
@@ -305,23 +287,18 @@ async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, 
 /// Returns whether an answer may come from a transient state. Podman does not hide these: it examines a process that
 /// exits meanwhile, or fails because a container that it listed is gone. Nor does Docker with containerd's image store.
 fn is_passing(refusal: &Refusal) -> bool {
-    match refusal {
-        Refusal::JsonDataError { .. } => true,
-        Refusal::DockerResponseServerError {
-            status_code: 500,
-            message,
-        } => [
-            "no such process",
-            "not known",
-            "no such container",
-            // From an image that is being removed, even if the request was about another one.
-            "locating item named",
-            "data changed during operation",
-        ]
-        .iter()
-        .any(|passing| message.contains(passing)),
-        _ => false,
-    }
+    let messages = [
+        "no such process",
+        "not known",
+        "no such container",
+        // From an image that is being removed, even if the request was about another one.
+        "locating item named",
+        "data changed during operation",
+    ];
+    matches!(refusal, Refusal::JsonDataError { .. })
+        || answered(refusal).is_some_and(|(status, message)| {
+            status == 500 && messages.iter().any(|passing| message.contains(passing))
+        })
 }
 
 /// Parses an answer with a container state unknown to Docker: Podman reports "stopped" for a container that exited and
@@ -363,17 +340,23 @@ async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
     }
 }
 
+/// Returns the status and the message of a refusal that comes from the service itself.
+fn answered(refusal: &Refusal) -> Option<(u16, &str)> {
+    match refusal {
+        Refusal::DockerResponseServerError {
+            status_code,
+            message,
+        } => Some((*status_code, message)),
+        _ => None,
+    }
+}
+
 /// Returns whether the service lacks the object.
 fn is_absent(refusal: &Refusal) -> bool {
-    let Refusal::DockerResponseServerError {
-        status_code,
-        message,
-    } = refusal
-    else {
-        return false;
-    };
-    // Podman takes the id of an image that it lacks for an invalid name.
-    *status_code == 404 || message.contains("cannot specify 64-byte hexadecimal strings")
+    answered(refusal).is_some_and(|(status, message)| {
+        // Podman takes the id of an image that it lacks for an invalid name.
+        status == 404 || message.contains("cannot specify 64-byte hexadecimal strings")
+    })
 }
 
 fn unreachable(socket: &Path, source: String) -> Error {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{AGAIN, Flavour, LATE, SOON, Service, settled};
+use super::{AGAIN, Flavour, LATE, PATIENCE, SOON, Service, answered, settled};
 use crate::engine::docker::retry::retry;
 use crate::plan::ids::{StepKey, TreeId};
 use crate::sys::error::{Kind, Result};
@@ -146,10 +146,7 @@ impl Service {
             let label = format!("{IMAGE}={key}");
             let sent = self.image_from(archive, name, &label, "import an image");
             given_up.store(sent.is_err(), Ordering::Relaxed);
-            let packed = packing
-                .join()
-                .map_err(|_| unexpected!("a thread that packed an image panicked"))?;
-            match packed {
+            match thread::joined(packing.join()) {
                 // It was stopped, because the service refused the image or the user interrupted.
                 Err(error) if matches!(error.kind(), Kind::Signal(_)) => sent.and(Err(error)),
                 Err(error) => Err(error),
@@ -167,11 +164,9 @@ impl Service {
         let image = self.image(name)?;
         // An image built on it inherits its label, but has one more layer or a tree's label.
         let own = |image: &EngineImage| {
-            image.labels.get(IMAGE).is_some_and(|found| found == key)
-                && image
-                    .labels
-                    .get("rockenv.tree")
-                    .is_none_or(String::is_empty)
+            let label = |name| image.labels.get(name).map(String::as_str);
+            label(IMAGE) == Some(key)
+                && label("rockenv.tree").is_none_or(str::is_empty)
                 && image.layers == 1
         };
         Ok(image.filter(own).map(|image| image.id))
@@ -195,21 +190,16 @@ impl Service {
     pub fn image(&self, name: &str) -> Result<Option<EngineImage>> {
         let request = settled(|| self.client.inspect_image(name));
         let found = self.found(SOON, "look at an image", request)?;
-        Ok(found.map(|image| EngineImage {
-            id: image.id.unwrap_or_default(),
-            layers: image
-                .root_fs
-                .and_then(|tree| tree.layers)
-                .map_or(0, |layers| layers.len()),
-            labels: image
-                .config
-                .and_then(|config| config.labels)
-                .unwrap_or_default(),
-            names: image.repo_tags.unwrap_or_default(),
-            size: image
-                .size
-                .and_then(|size| u64::try_from(size).ok())
-                .unwrap_or(0),
+        Ok(found.map(|image| {
+            let layers = image.root_fs.and_then(|tree| tree.layers);
+            let labels = image.config.and_then(|config| config.labels);
+            EngineImage {
+                id: image.id.unwrap_or_default(),
+                layers: layers.map_or(0, |layers| layers.len()),
+                labels: labels.unwrap_or_default(),
+                names: image.repo_tags.unwrap_or_default(),
+                size: bytes(image.size),
+            }
         }))
     }
 
@@ -347,7 +337,7 @@ impl Service {
         let request = async {
             loop {
                 let request = || self.client.remove_container(name, Some(options.clone()));
-                match retry(request, is_at_it, async || Ok(None)).await {
+                match retry(PATIENCE, request, is_at_it, async || Ok(None)).await {
                     // Another client is removing it; until then its image cannot be removed.
                     Err(refusal) if is_at_it(&refusal) && Instant::now() < deadline => {
                         tokio::time::sleep(AGAIN).await;
@@ -380,19 +370,13 @@ impl Service {
         };
         // By its names: by id, the service refuses an image with children.
         let nameless = found.names.is_empty();
-        let names = if nameless {
-            vec![found.id]
-        } else {
-            found
-                .names
-                .into_iter()
-                .filter(|name| own_name(name).is_some())
-                .collect()
-        };
+        let mut names = found.names;
+        names.retain(|name| own_name(name).is_some());
+        names.extend(nameless.then_some(found.id));
         for name in names {
             let options = RemoveImageOptionsBuilder::new().build();
             let request = || self.client.remove_image(&name, Some(options.clone()), None);
-            let request = retry(request, |_| false, async || Ok(None));
+            let request = retry(PATIENCE, request, |_| false, async || Ok(None));
             match self.found(LATE, "remove an image", request) {
                 // It has children.
                 Err(_) if nameless => {}
@@ -407,13 +391,7 @@ impl Service {
 
 /// Returns whether a container is being removed already.
 fn is_at_it(refusal: &Refusal) -> bool {
-    matches!(
-        refusal,
-        Refusal::DockerResponseServerError {
-            status_code: 409,
-            ..
-        }
-    )
+    answered(refusal).is_some_and(|(status, _)| status == 409)
 }
 
 /// Passes an archive on until `pass` returns false, except for its last piece, which it returns.
@@ -453,6 +431,11 @@ fn hand_over(
         std::thread::sleep(ROOM);
     }
     false
+}
+
+/// Returns a size in bytes, which is 0 if the service does not know it.
+pub(super) fn bytes(size: Option<i64>) -> u64 {
+    size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0)
 }
 
 /// Returns a name of the form `rockenv/...`, without the host that Podman prepends; `None` for any other name.

@@ -8,23 +8,13 @@ use bollard::errors::Error as Refusal;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
-use super::PATIENCE;
-
-/// Number of [`PATIENCE`] periods that a service may stay silent: ten minutes in all. A service that is still working
+/// Number of periods of `patience` that a service may stay silent: ten minutes in all. A service that is still working
 /// refuses to begin the same work again.
 const SILENCE: u32 = 60;
 
 /// Sends a request until one is answered. `is_under_way` recognizes the refusal of work in progress; `look` then checks
 /// whether the work is done.
 pub(super) async fn retry<T, F: Future<Output = Result<T, Refusal>>>(
-    request: impl Fn() -> F,
-    is_under_way: impl Fn(&Refusal) -> bool,
-    look: impl AsyncFn() -> Result<Option<T>, Refusal>,
-) -> Result<T, Refusal> {
-    again_after(PATIENCE, request, is_under_way, look).await
-}
-
-async fn again_after<T, F: Future<Output = Result<T, Refusal>>>(
     patience: Duration,
     request: impl Fn() -> F,
     is_under_way: impl Fn(&Refusal) -> bool,
@@ -94,12 +84,7 @@ mod tests {
             .enable_time()
             .build()
             .unwrap()
-            .block_on(again_after(
-                Duration::from_millis(1),
-                request,
-                |_| true,
-                look,
-            ))
+            .block_on(retry(Duration::from_millis(1), request, |_| true, look))
     }
 
     #[test]
