@@ -35,25 +35,17 @@ impl BuildUser {
 
     /// Returns the user's lines in the account files.
     pub(crate) fn accounts(&self) -> [Account; 2] {
-        let Self {
-            name,
-            uid,
-            gid,
-            home,
-        } = self;
+        let (name, uid, gid, home) = (&self.name, self.uid, self.gid, &self.home);
         let account = |file, number, line| Account {
             file,
             name: name.clone(),
             number,
             line,
         };
+        let passwd = format!("{name}:x:{uid}:{gid}::{home}:/bin/sh");
         [
-            account("group", *gid, format!("{name}:x:{gid}:")),
-            account(
-                "passwd",
-                *uid,
-                format!("{name}:x:{uid}:{gid}::{home}:/bin/sh"),
-            ),
+            account("group", gid, format!("{name}:x:{gid}:")),
+            account("passwd", uid, passwd),
         ]
     }
 
@@ -64,17 +56,14 @@ impl BuildUser {
             mkdirat(root, parent, Mode::from_bits_truncate(0o755))
                 .context(|| format!("cannot make `/{parent}` in the image"))?;
         }
-        let parent = below(
-            root,
-            if parent.is_empty() { "." } else { parent },
-            OFlag::O_PATH | OFlag::O_DIRECTORY,
-        )
-        .context(|| format!("cannot open `/{parent}` of the image"))?;
+        let path = if parent.is_empty() { "." } else { parent };
+        let parent = below(root, path, OFlag::O_PATH | OFlag::O_DIRECTORY)
+            .context(|| format!("cannot open `/{parent}` of the image"))?;
         match mkdirat(&parent, name, Mode::from_bits_truncate(0o755)) {
-            Ok(()) => self.give_home(&parent, name),
             Err(nix::Error::EEXIST) => self.take_home(&parent, name),
-            Err(error) => {
-                Err(error).context(|| format!("cannot make `{}` in the image", self.home))
+            made => {
+                made.context(|| format!("cannot make `{}` in the image", self.home))?;
+                self.give_home(&parent, name)
             }
         }
     }
@@ -184,18 +173,18 @@ fn append_account(root: BorrowedFd<'_>, etc: BorrowedFd<'_>, account: &Account) 
     let temporary = format!(".{file}.rockenv");
     // The path may hold a leftover of a killed command, or a FIFO or device that root of the container planted.
     match unlinkat(etc, temporary.as_str(), UnlinkatFlags::NoRemoveDir) {
-        Ok(()) | Err(nix::Error::ENOENT) => {}
-        Err(error) => {
-            return Err(error).context(|| format!("cannot remove `/etc/{temporary}` of the image"));
+        Err(nix::Error::ENOENT) => {}
+        removed => {
+            removed.context(|| format!("cannot remove `/etc/{temporary}` of the image"))?;
         }
     }
-    let fd = beneath::create(etc, temporary.as_str())
-        .context(|| format!("cannot write `/etc/{file}` of the image"))?;
+    let cannot = || format!("cannot write `/etc/{file}` of the image");
+    let fd = beneath::create(etc, temporary.as_str()).context(cannot)?;
     fchown(&fd, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)))?;
     fchmod(&fd, mode)?;
     fs_err::File::from_parts(fd.into(), file)
         .write_all(&text)
-        .context(|| format!("cannot write `/etc/{file}` of the image"))?;
+        .context(cannot)?;
     nix::fcntl::renameat(etc, temporary.as_str(), etc, file)
         .context(|| format!("cannot replace `/etc/{file}` of the image"))
 }

@@ -90,7 +90,11 @@ pub(crate) fn choose(
     let (engine, service, reason) = match (asked, made_with) {
         (Some(name), _) => {
             let engine = named(name)?;
-            (engine, service(engine, sockets)?, Reason::Asked)
+            let service = match engine {
+                Engine::Nspawn => None,
+                Engine::Docker | Engine::Podman => Some(service_at(engine, sockets)?.socket),
+            };
+            (engine, service, Reason::Asked)
         }
         (None, Some((name, service))) => (named(name)?, service, Reason::MadeWith),
         (None, None) if nspawn => {
@@ -166,8 +170,8 @@ fn first_service(sockets: &Sockets) -> Result<(Engine, Option<PathBuf>, Reason)>
     let why = "systemd-nspawn is not installed or needs root; this service answers";
     let mut causes = Vec::new();
     for engine in Engine::SERVICES {
-        match service(engine, sockets) {
-            Ok(service) => return Ok((engine, service, Reason::Found(why))),
+        match service_at(engine, sockets) {
+            Ok(service) => return Ok((engine, Some(service.socket), Reason::Found(why))),
             Err(error) => causes.push(error.chain().join(": ")),
         }
     }
@@ -176,13 +180,6 @@ fn first_service(sockets: &Sockets) -> Result<(Engine, Option<PathBuf>, Reason)>
     )
     .source(causes.join("; "))
     .help("rockenv doctor"))
-}
-
-fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
-    match engine {
-        Engine::Nspawn => Ok(None),
-        Engine::Docker | Engine::Podman => Ok(Some(service_at(engine, sockets)?.socket)),
-    }
 }
 
 /// Connects to the service of an engine, and checks that it is the expected one.
@@ -260,10 +257,12 @@ mod tests {
         }
         let error = choose(Some("lxc"), None, true, &nowhere()).unwrap_err();
         assert_eq!(error.kind(), Kind::Usage);
-        for host in [
-            "tcp://192.0.2.1:2375",
-            "unix:///home/me/.docker/desktop/docker.sock",
-            "/home/me/.docker/desktop/docker.sock",
+        let local = "DOCKER_HOST=unix:///run/docker.sock rockenv ...";
+        for (host, help) in [
+            ("tcp://192.0.2.1:2375", local),
+            ("unix:///home/me/.docker/desktop/docker.sock", local),
+            ("/home/me/.docker/desktop/docker.sock", local),
+            ("ssh://root@big", "rockenv on ssh://root@big up ..."),
         ] {
             let remote = Sockets {
                 docker: Some(host.into()),
@@ -271,12 +270,7 @@ mod tests {
             };
             let error = choose(Some("docker"), None, true, &remote).unwrap_err();
             assert_has!(error.message(), "not on this machine");
+            assert_eq!(error.help_text(), Some(help));
         }
-        let remote = Sockets {
-            docker: Some("ssh://root@big".into()),
-            ..nowhere()
-        };
-        let error = choose(Some("docker"), None, true, &remote).unwrap_err();
-        assert_eq!(error.help_text(), Some("rockenv on ssh://root@big up ..."));
     }
 }

@@ -52,10 +52,8 @@ pub(crate) fn makeflags() -> String {
 pub(crate) fn make_fifo(path: &Path) -> Result<()> {
     if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         match nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU) {
-            Err(Errno::EEXIST) | Ok(()) => {}
-            Err(error) => {
-                return Err(error).context(|| format!("cannot make `{}`", path.display()));
-            }
+            Err(Errno::EEXIST) => {}
+            made => made.context(|| format!("cannot make `{}`", path.display()))?,
         }
     }
     // The build user's tools write tokens back.
@@ -80,13 +78,12 @@ impl Server {
         let mut env = Env::open(hold.jobs.clone(), file, cgroup.clone(), memory_max)?;
         env.adjust_tokens()?;
         let (told, tell) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let thread = std::thread::Builder::new()
-            .name("jobserver".to_owned())
-            .spawn(move || {
-                // Without the server the env continues with the tokens it has.
-                drop(env.serve(&told));
-                env.peak
-            })?;
+        let builder = std::thread::Builder::new().name("jobserver".to_owned());
+        let thread = builder.spawn(move || {
+            // Without the server the env continues with the tokens it has.
+            drop(env.serve(&told));
+            env.peak
+        })?;
         Ok(Self { thread, tell })
     }
 
@@ -213,7 +210,7 @@ impl Env {
     fn adjust_tokens(&mut self) -> Result<()> {
         let now = Instant::now();
         let granted = self.claim.count().saturating_sub(self.base);
-        let mut idle = self.idle()?;
+        let mut idle = waiting(&self.fifo)?;
         while idle > granted && self.read()? {
             // A process inside wrote extra tokens.
             idle -= 1;
@@ -242,7 +239,7 @@ impl Env {
             self.throttle
                 .observe(level, self.claim.count() - idle.min(granted));
         }
-        let limit = self.cap.min(self.throttle.allowed());
+        let limit = self.cap.min(self.throttle.allowed);
         let need = if idle > 0 || self.rests_until.is_some_and(|until| now < until) {
             Need::None
         } else if self.claim.count() >= limit {
@@ -272,11 +269,6 @@ impl Env {
         }
         self.collects = self.claim.count() > target;
         self.claim.publish(need)
-    }
-
-    /// Returns the number of tokens in the FIFO.
-    fn idle(&self) -> Result<u32> {
-        waiting(&self.fifo)
     }
 
     fn read(&self) -> Result<bool> {
@@ -340,20 +332,21 @@ mod tests {
         // The machine may be short of memory while the test runs.
         env.memory_seen = Some(Instant::now() + Duration::from_secs(3600));
         env.adjust_tokens().unwrap();
-        assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
+        let seen = |env: &Env| (env.claim.count(), waiting(&env.fifo).unwrap());
+        assert_eq!(seen(&env), (3, 2));
         // A token made inside is removed.
         env.write().unwrap();
         env.adjust_tokens().unwrap();
-        assert_eq!(env.idle().unwrap(), 2);
+        assert_eq!(seen(&env).1, 2);
         // Nothing runs in the env: it releases its slots for others, and takes them again later.
         env.release().unwrap();
-        assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));
+        assert_eq!(seen(&env), (1, 0));
         env.adjust_tokens().unwrap();
-        assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
+        assert_eq!(seen(&env), (3, 2));
         // Another env asks for slots: it gets the unused ones.
         let b = SlotClaim::open(&path, 4, u32::MAX, &"b".into()).unwrap();
         b.publish(Need::More).unwrap();
         env.adjust_tokens().unwrap();
-        assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));
+        assert_eq!(seen(&env), (1, 0));
     }
 }

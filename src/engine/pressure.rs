@@ -43,17 +43,13 @@ pub(super) fn level(machine: &MemoryNow, stalled: Option<f64>, groups: &[Limited
 #[derive(Debug)]
 pub(super) struct Throttle {
     cap: u32,
-    allowed: u32,
+    pub(super) allowed: u32,
 }
 
 impl Throttle {
     /// Begins with all of `cap` jobs.
     pub(super) fn new(cap: u32) -> Self {
         Self { cap, allowed: cap }
-    }
-
-    pub(super) fn allowed(&self) -> u32 {
-        self.allowed
     }
 
     /// Records an observation made while `used` jobs ran.
@@ -118,16 +114,16 @@ mod tests {
     fn jobs_go_down_fast_and_come_back() {
         let mut throttle = Throttle::new(16);
         throttle.observe(Level::High, 12);
-        assert_eq!(throttle.allowed(), 9);
+        assert_eq!(throttle.allowed, 9);
         for _ in 0..20 {
             throttle.observe(Level::High, 16);
         }
-        assert_eq!(throttle.allowed(), 1);
+        assert_eq!(throttle.allowed, 1);
         throttle.observe(Level::Fair, 1);
-        assert_eq!(throttle.allowed(), 1);
+        assert_eq!(throttle.allowed, 1);
         for _ in 0..8 {
             throttle.observe(Level::Calm, 1);
         }
-        assert_eq!(throttle.allowed(), 16);
+        assert_eq!(throttle.allowed, 16);
     }
 }

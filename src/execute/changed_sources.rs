@@ -158,13 +158,9 @@ impl Execution<'_, '_> {
             self.warn_again(&stale.step, &stale.input);
             return Ok(());
         }
-        for planned in &self.plan.steps {
-            let Some(step) = self.spec.step(&planned.name) else {
-                continue;
-            };
-            if !matches!(planned.action, Action::Hit | Action::Run) {
-                continue;
-            }
+        let steps = self.plan.steps.iter();
+        let built = steps.filter(|step| matches!(step.action, Action::Hit | Action::Run));
+        for step in built.filter_map(|planned| self.spec.step(&planned.name)) {
             if let Some(input) = self.changed_while(step, &InputsBefore::new())? {
                 self.warn_again(&step.name, &input);
                 break;

@@ -116,10 +116,13 @@ fn frozen(store: &Store, env: &LockedEnv<'_>, name: &str, at: &str) -> Result<Pa
     if store.method() != Method::Overlay {
         return Ok(store.layer_dir(&snapshot.layer).join("root"));
     }
-    let place = env.run_dir().join(at);
-    fs::create_dir_all(&place)?;
     let lowers = store.lowers(Some(&snapshot.layer), &record.image_key)?;
-    overlay::mount(&lowers, None, &place)?;
+    mounted(&lowers, env.run_dir().join(at))
+}
+
+fn mounted(lowers: &[PathBuf], place: PathBuf) -> Result<PathBuf> {
+    fs::create_dir_all(&place)?;
+    overlay::mount(lowers, None, &place)?;
     Ok(place)
 }
 
@@ -132,10 +135,7 @@ fn live(store: &Store, env: &mut LockedEnv<'_>) -> Result<PathBuf> {
     let record = env.known_record()?;
     let mut lowers = vec![directory.join("diff")];
     lowers.extend(store.lowers(record.head.layer.as_ref(), &record.image_key)?);
-    let place = env.run_dir().join("after");
-    fs::create_dir_all(&place)?;
-    overlay::mount(&lowers, None, &place)?;
-    Ok(place)
+    mounted(&lowers, env.run_dir().join("after"))
 }
 
 fn entries(directory: &Path) -> Result<BTreeMap<OsString, Metadata>> {
@@ -202,16 +202,9 @@ mod tests {
         compare(Some(&before), &after, Path::new("/"), &mut changes).unwrap();
         let shown = changes.iter().map(|change| {
             let path = change.path.display();
-            format!("{} {path}", change.kind.mark())
+            format!("{} {path}\n", change.kind.mark())
         });
-        assert_eq!(
-            shown.collect::<Vec<_>>(),
-            [
-                "C /from-file",
-                "A /from-file/new",
-                "C /from-link",
-                "C /to-file"
-            ]
-        );
+        let wanted = "C /from-file\nA /from-file/new\nC /from-link\nC /to-file\n";
+        assert_eq!(shown.collect::<String>(), wanted);
     }
 }

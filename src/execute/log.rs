@@ -285,14 +285,10 @@ mod tests {
         }
     }
 
-    fn numbered(
-        limit: u64,
-        lines: std::ops::Range<u32>,
-        mut each: impl FnMut(u32, &mut Log),
-    ) -> Log {
+    fn numbered(lines: u32, mut each: impl FnMut(u32, &mut Log)) -> Log {
         let directory = tempfile::tempdir().unwrap().keep();
-        let mut log = Log::create(&directory.join("01-step.log"), limit).unwrap();
-        for line in lines {
+        let mut log = Log::create(&directory.join("01-step.log"), LEAST).unwrap();
+        for line in 0..lines {
             let text = format!("line {line} {}\n", "x".repeat(100));
             log.write(Stream::Stdout, text.as_bytes()).unwrap();
             each(line, &mut log);
@@ -334,15 +330,14 @@ mod tests {
     #[test]
     fn a_log_keeps_its_begin_and_its_end() {
         use std::os::unix::fs::MetadataExt as _;
-        let limit = 1 << 20;
-        let largest = std::cell::Cell::new(0);
-        let mut log = numbered(limit, 0..100_000, |line, log| {
+        let mut largest = 0;
+        let mut log = numbered(100_000, |line, log| {
             if line % 1000 == 0 {
                 let taken = log.file.get_ref().metadata().unwrap().blocks() * 512;
-                largest.set(largest.get().max(taken));
+                largest = largest.max(taken);
             }
         });
-        assert!(largest.get() <= limit + (64 << 10), "{}", largest.get());
+        assert!(largest <= LEAST + (64 << 10), "{largest}");
         // First as after a kill, then as after the step's end.
         log.flush().unwrap();
         let path = path(&log);
@@ -350,7 +345,7 @@ mod tests {
         log.finish().unwrap();
         check(&read(&path), 100_000);
         let whole = fs::read(&path).unwrap();
-        assert!(!whole.contains(&0) && whole.len() as u64 <= limit);
+        assert!(!whole.contains(&0) && whole.len() as u64 <= LEAST);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
         fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
@@ -366,7 +361,7 @@ mod tests {
                     shown.push('\n');
                 }
             };
-            let mut log = numbered(1 << 20, 0..50_000, |line, log| {
+            let mut log = numbered(50_000, |line, log| {
                 if reader.is_none() {
                     reader = Some(Reader::open(&path(log)).unwrap());
                 }

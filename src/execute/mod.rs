@@ -4,7 +4,6 @@
 //! turns the tree into its snapshot. Until then the env stays as it was.
 
 pub(crate) mod in_container;
-mod metrics;
 
 pub(crate) mod build_watch;
 mod changed_sources;
@@ -40,7 +39,7 @@ use crate::execute::changed_sources::StaleStep;
 pub(crate) use crate::execute::supervise::Ending;
 pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
 pub(crate) use results::BlockedResults;
-pub(crate) use step::{base_environment, host_environment};
+pub(crate) use step::{base_environment, host_environment, owner};
 pub(crate) use view::{APART, ByHand, count_manual_edits, file_in_source, is_older, last_layer};
 
 use crate::plan::ids::{LayerId, StepKey};

@@ -2,18 +2,20 @@
 
 use std::path::PathBuf;
 
+use jiff::Timestamp;
 use nix::sys::signal::Signal;
 
 use super::Ending;
 use super::disk_guard::FullDisk;
-use crate::plan::ids::PathBelow;
+use crate::plan::ids::{PathBelow, StepKey};
 use crate::plan::record::{Cost, Outcome, StepRecord};
-use crate::plan::resolve::{Engine, Step};
+use crate::plan::resolve::{Engine, Spec, Step};
 use crate::store::history::History;
 use crate::sys::error::{Error, Kind};
 use crate::sys::name::StepName;
 use crate::sys::signals::Signals;
 use crate::ui::event;
+use crate::ui::metrics::{Row, SCHEMA};
 use crate::ui::size::{bytes, duration};
 
 /// How far execution went.
@@ -199,6 +201,34 @@ impl event::Cost {
     }
 }
 
+impl Row {
+    /// Returns the row of `up --metrics` for a step that did not run.
+    pub(crate) fn of(
+        spec: &Spec,
+        step: &StepName,
+        key: Option<&StepKey>,
+        outcome: event::Outcome,
+    ) -> Self {
+        let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
+        Self {
+            schema: SCHEMA,
+            time: Timestamp::now(),
+            env: spec.name.to_string(),
+            profile: spec.profile.clone(),
+            target: targets.join(","),
+            engine: spec.engine.name().to_owned(),
+            step: step.clone(),
+            key: key.map(ToString::to_string).unwrap_or_default(),
+            outcome,
+            jobs: None,
+            cost: event::Cost::default(),
+            cache_hits: None,
+            cache_misses: None,
+            slurm_job: None,
+        }
+    }
+}
+
 /// Returns whether a compiler or linker of a failed step reports that memory ran out, or a program that a signal ended
 /// another. Programs such as earlyoom kill processes themselves, so the kernel does not count these.
 pub(super) fn lacked_memory<'a>(ending: Ending, mut lines: impl Iterator<Item = &'a str>) -> bool {
@@ -290,54 +320,34 @@ mod tests {
 
     #[test]
     fn compilers_tell_that_memory_ran_out() {
-        for (line, told) in [
-            (
-                "c++: fatal error: Killed signal terminated program cc1plus",
-                true,
-            ),
-            (
-                "c++: fatal error: Terminated signal terminated program cc1plus",
-                true,
-            ),
-            (
-                "collect2: fatal error: ld terminated with signal 9 [Killed]",
-                true,
-            ),
-            (
-                "collect2: fatal error: ld terminated with signal 15 [Terminated]",
-                true,
-            ),
-            ("clang++: error: unable to execute command: Killed", true),
-            (
-                "clang++: error: unable to execute command: Terminated",
-                true,
-            ),
-            (
-                "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes",
-                true,
-            ),
-            ("LLVM ERROR: out of memory", true),
-            ("FAILED: [code=137] lib/a.o ", true),
-            ("ninja: build stopped: interrupted by user.", true),
-            ("make[2]: *** [Makefile:76: a.o] Killed", true),
-            ("make: *** [Makefile:2: all] Terminated", true),
-            (
-                "  process didn't exit successfully: `rustc a.rs` (signal: 9, SIGKILL: kill)",
-                true,
-            ),
-            ("The exit codes of the workers are {SIGKILL(-9)}", true),
-            ("/usr/bin/ld: final link failed: memory exhausted", true),
-            ("FAILED: [code=1] lib/a.o ", false),
-            ("make: *** [Makefile:2: all] Error 1", false),
-            ("[info] Terminated all servers", false),
-            ("ninja: build stopped: subcommand failed.", false),
-            (
-                "Segmentation fault signal terminated program cc1plus",
-                false,
-            ),
-            ("HIP out of memory", false),
-            ("test: out of memory allocating a device buffer", false),
-        ] {
+        let told = [
+            "c++: fatal error: Killed signal terminated program cc1plus",
+            "c++: fatal error: Terminated signal terminated program cc1plus",
+            "collect2: fatal error: ld terminated with signal 9 [Killed]",
+            "collect2: fatal error: ld terminated with signal 15 [Terminated]",
+            "clang++: error: unable to execute command: Killed",
+            "clang++: error: unable to execute command: Terminated",
+            "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes",
+            "LLVM ERROR: out of memory",
+            "FAILED: [code=137] lib/a.o ",
+            "ninja: build stopped: interrupted by user.",
+            "make[2]: *** [Makefile:76: a.o] Killed",
+            "make: *** [Makefile:2: all] Terminated",
+            "  process didn't exit successfully: `rustc a.rs` (signal: 9, SIGKILL: kill)",
+            "The exit codes of the workers are {SIGKILL(-9)}",
+            "/usr/bin/ld: final link failed: memory exhausted",
+        ];
+        let not_told = [
+            "FAILED: [code=1] lib/a.o ",
+            "make: *** [Makefile:2: all] Error 1",
+            "[info] Terminated all servers",
+            "ninja: build stopped: subcommand failed.",
+            "Segmentation fault signal terminated program cc1plus",
+            "HIP out of memory",
+            "test: out of memory allocating a device buffer",
+        ];
+        let told = told.map(|line| (line, true)).into_iter();
+        for (line, told) in told.chain(not_told.map(|line| (line, false))) {
             for (code, signal, told) in [
                 (1, None, told),
                 (130, None, told),
@@ -348,11 +358,8 @@ mod tests {
                 (0, None, false),
             ] {
                 let ending = Ending::Exited { code, signal };
-                assert_eq!(
-                    lacked_memory(ending, [line].into_iter()),
-                    told,
-                    "{line} {code}"
-                );
+                let found = lacked_memory(ending, [line].into_iter());
+                assert_eq!(found, told, "{line} {code}");
             }
         }
     }

@@ -1,16 +1,18 @@
 //! Owns one run of a step: its container, from waiting for a free job to measuring its usage.
 
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::log::Log;
 use super::outcome::Ran;
-use super::step::PreparedCommand;
+use super::step;
 use super::view::Views;
 use super::{Execution, container, gpu_check, outcome, samples_beside};
 use crate::engine::job_slots::SlotClaim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
+use crate::engine::wire::Command;
 use crate::engine::{Container, Usage, hold};
 use crate::execute::build_watch::BuildWatch;
 use crate::execute::disk_guard::{self, DiskGuard};
@@ -100,10 +102,11 @@ impl Execution<'_, '_> {
         };
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
-        let prepared = self.prepare(attempt)?;
+        let (container, command) = self.prepare(attempt)?;
         let mut output = self.reporter.step_output(attempt.index);
-        let mut guard = self.disk_guard(step, &prepared.container)?;
-        let seen = self.run_prepared(attempt, prepared, claim, &mut output, &mut guard)?;
+        let mut guard = self.disk_guard(step, &container)?;
+        let seen =
+            self.run_prepared(attempt, container, command, claim, &mut output, &mut guard)?;
         container::clean(self.store, &self.env.run_dir())?;
         let most_memory = seen.most_memory;
         let (mut ending, mut usage) = how_it_ended(step, seen)?;
@@ -131,10 +134,9 @@ impl Execution<'_, '_> {
         let grown = written + self.volume_bytes(step)? - before;
         // Build volumes are in the layer if the store can freeze them. A service's data may be on another disk.
         let apart = self.env.known_record()?.service.is_some();
-        let frozen = if self.store.freezes_volumes() && !apart {
-            grown
-        } else {
-            written
+        let frozen = match self.store.freezes_volumes() && !apart {
+            true => grown,
+            false => written,
         };
         let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Ran {
@@ -152,14 +154,14 @@ impl Execution<'_, '_> {
         })
     }
 
-    /// Prepares a step's container, except for its job slots, and its command.
-    fn prepare(&mut self, attempt: &Attempt<'_>) -> Result<Prepared> {
+    /// Prepares a step's container, except for its job slots, and its command with its standard input.
+    fn prepare(&mut self, attempt: &Attempt<'_>) -> Result<(Container, (Command, OwnedFd))> {
         let step = attempt.step;
         let root = self
             .env
             .root(&attempt.tree, attempt.parent, Some(&step.key))?;
         let devices = self.devices(step)?;
-        let command = PreparedCommand::prepare(
+        let command = step::prepare(
             step,
             self.spec,
             self.files,
@@ -171,7 +173,7 @@ impl Execution<'_, '_> {
         let context = self.container_context();
         let mut container = context.of_step(step, attempt.views, root, devices)?;
         container.network &= !self.offline;
-        Ok(Prepared { container, command })
+        Ok((container, command))
     }
 
     pub(super) fn container_context(&self) -> container::ContainerContext<'_> {
@@ -199,12 +201,12 @@ impl Execution<'_, '_> {
     fn run_prepared(
         &self,
         attempt: &Attempt<'_>,
-        prepared: Prepared,
+        container: Container,
+        (command, stdin): (Command, OwnedFd),
         claim: SlotClaim,
         output: &mut StepOutput,
         guard: &mut DiskGuard,
     ) -> Result<Observed> {
-        let Prepared { container, command } = prepared;
         let fifo = self.env.run_dir().join(container::FIFO);
         let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
         let (ticket, claim) = claim.pass(attempt.jobs, fifo);
@@ -238,7 +240,7 @@ impl Execution<'_, '_> {
         let gpu_failure = gpu_check::step(
             &mut running,
             &hold.container.devices,
-            &command.command,
+            &command,
             self.signals,
             &mut warn,
         );
@@ -249,8 +251,8 @@ impl Execution<'_, '_> {
                 &mut running,
                 self.signals,
                 supervise::Supervised {
-                    command: command.command,
-                    stdin: std::os::fd::AsFd::as_fd(&command.stdin),
+                    command,
+                    stdin: stdin.as_fd(),
                     timeout: attempt.step.timeout,
                     redactor: &mut redactor,
                     log: &mut log,
@@ -277,12 +279,6 @@ impl Execution<'_, '_> {
             most_memory: sampler.most_memory,
         })
     }
-}
-
-/// A container that is ready to start, and its command.
-struct Prepared {
-    container: Container,
-    command: PreparedCommand,
 }
 
 /// Observations of a container from its start to its end.

@@ -73,85 +73,73 @@ else
 fi
 "#;
 
-/// A command and its standard input.
-#[derive(Debug)]
-pub(super) struct PreparedCommand {
-    pub(super) command: Command,
-    pub(super) stdin: OwnedFd,
-}
-
-impl PreparedCommand {
-    pub(super) fn prepare(
-        step: &Step,
-        spec: &Spec,
-        files: &CopyFiles,
-        config: &Config,
-        facts: &Facts,
-        groups: Option<Vec<u32>>,
-    ) -> Result<Self> {
-        let text = |text: &str| finish(text, facts);
-        let mut env = base_environment(spec, matches!(step.user, User::Root));
-        // rockenv's own program must not see the image's variables.
-        if let Action::Run { .. } | Action::Packages(_) = step.action {
-            let variables = step.env.iter();
-            env.extend(variables.map(|(name, value)| (name.clone(), text(value))));
-            certificates::set_variables(&mut env, &step.env, &spec.image_env);
-            env.extend(host_environment(spec, config));
-        }
-        let mut stdin = OwnedFd::from(fs_err::File::open("/dev/null")?.into_parts().0);
-        let mut root = matches!(step.user, User::Root);
-        let argv = match &step.action {
-            Action::Run { shell, script } => shell.iter().cloned().chain([text(script)]).collect(),
-            Action::Packages(packages) => {
-                root = true;
-                let own = ["/bin/sh", "-c", INSTALL, "install"].map(str::to_owned);
-                own.into_iter().chain(packages.iter().cloned()).collect()
-            }
-            Action::Copy(items) => {
-                stdin = archive(&step.name, items, files)?;
-                let (uid, gid) = owner(root, spec);
-                // Parent directories may be root's. `copy` gives the entries that it creates to the step's user.
-                root = true;
-                let mut argv = vec![
-                    PROGRAM.to_owned(),
-                    "__copy".to_owned(),
-                    uid.to_string(),
-                    gid.to_string(),
-                ];
-                let theirs = spec
-                    .visible(step)
-                    .filter(|volume| volume.kind.is_users_own());
-                argv.extend(theirs.map(|volume| volume.target.clone()));
-                argv
-            }
-            Action::Export(items) => {
-                let mut argv = vec![PROGRAM.to_owned(), "__export".to_owned()];
-                for item in items {
-                    let volume = spec
-                        .volume(&item.to)
-                        .ok_or_else(|| unexpected!("no volume `{}`", item.to))?;
-                    argv.extend([volume.target.clone(), item.from.clone()]);
-                }
-                argv
-            }
-        };
-        let (uid, gid) = owner(root, spec);
-        let command = Command {
-            argv: argv.into_iter().map(Word::Text).collect(),
-            env: env.into_iter().collect(),
-            cwd: step.workdir.clone(),
-            uid,
-            gid,
-            groups,
-            no_new_privs: !root,
-            tty: false,
-        };
-        Ok(Self { command, stdin })
+/// Returns the command of a step and its standard input.
+pub(super) fn prepare(
+    step: &Step,
+    spec: &Spec,
+    files: &CopyFiles,
+    config: &Config,
+    facts: &Facts,
+    groups: Option<Vec<u32>>,
+) -> Result<(Command, OwnedFd)> {
+    let text = |text: &str| finish(text, facts);
+    let mut env = base_environment(spec, matches!(step.user, User::Root));
+    // rockenv's own program must not see the image's variables.
+    if let Action::Run { .. } | Action::Packages(_) = step.action {
+        let variables = step.env.iter();
+        env.extend(variables.map(|(name, value)| (name.clone(), text(value))));
+        certificates::set_variables(&mut env, &step.env, &spec.image_env);
+        env.extend(host_environment(spec, config));
     }
+    let mut stdin = OwnedFd::from(fs_err::File::open("/dev/null")?.into_parts().0);
+    let mut root = matches!(step.user, User::Root);
+    let argv = match &step.action {
+        Action::Run { shell, script } => shell.iter().cloned().chain([text(script)]).collect(),
+        Action::Packages(packages) => {
+            root = true;
+            let own = ["/bin/sh", "-c", INSTALL, "install"].map(str::to_owned);
+            own.into_iter().chain(packages.iter().cloned()).collect()
+        }
+        Action::Copy(items) => {
+            stdin = archive(&step.name, items, files)?;
+            let (uid, gid) = owner(root, spec);
+            // Parent directories may be root's. `copy` gives the entries that it creates to the step's user.
+            root = true;
+            let mut argv = vec![PROGRAM.to_owned(), "__copy".to_owned()];
+            argv.extend([uid, gid].map(|id| id.to_string()));
+            let theirs = spec
+                .visible(step)
+                .filter(|volume| volume.kind.is_users_own());
+            argv.extend(theirs.map(|volume| volume.target.clone()));
+            argv
+        }
+        Action::Export(items) => {
+            let mut argv = vec![PROGRAM.to_owned(), "__export".to_owned()];
+            for item in items {
+                let volume = spec
+                    .volume(&item.to)
+                    .ok_or_else(|| unexpected!("no volume `{}`", item.to))?;
+                argv.extend([volume.target.clone(), item.from.clone()]);
+            }
+            argv
+        }
+    };
+    let (uid, gid) = owner(root, spec);
+    let command = Command {
+        argv: argv.into_iter().map(Word::Text).collect(),
+        env: env.into_iter().collect(),
+        cwd: step.workdir.clone(),
+        uid,
+        gid,
+        groups,
+        no_new_privs: !root,
+        tty: false,
+    };
+    Ok((command, stdin))
 }
 
 /// Returns the uid and gid that a command runs as, or that own the files it copies.
-fn owner(root: bool, spec: &Spec) -> (u32, u32) {
+pub(crate) fn owner(root: bool, spec: &Spec) -> (u32, u32) {
     match root {
         true => (0, 0),
         false => (spec.user.uid, spec.user.gid),
@@ -208,10 +196,9 @@ fn archive(step: &str, items: &[CopyItem], files: &CopyFiles) -> Result<OwnedFd>
             .ok_or_else(|| unexpected!("no content for `{}`", item.from))?;
         for entry in &copied.entries {
             let relative = item.to.trim_start_matches('/');
-            let path = if entry.path.as_os_str().is_empty() {
-                relative.into()
-            } else {
-                Path::new(relative).join(&entry.path)
+            let path = match entry.path.as_os_str().is_empty() {
+                true => relative.into(),
+                false => Path::new(relative).join(&entry.path),
             };
             let mut header = tar::Header::new_gnu();
             let appended = match &entry.content {

@@ -340,7 +340,6 @@ impl Supervision<'_, '_> {
     }
 }
 
-#[expect(clippy::disallowed_types, reason = "a pipe has no path")]
 fn reader(pipe: OwnedFd) -> fs_err::File {
-    fs_err::File::from_parts(std::fs::File::from(pipe), "output of the step")
+    fs_err::File::from_parts(pipe.into(), "output of the step")
 }

@@ -2,7 +2,7 @@
 //! user's terminal must not enter a container, so it is copied through pipes.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::{SFlag, fstat};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+use rustix::termios::{tcgetwinsize, tcsetwinsize};
 
 use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply, Then};
@@ -149,10 +150,8 @@ fn send(client: &Client, command: Command, copies: &mut Vec<Copy>) -> Result<()>
 }
 
 fn no_answer(signal: i32) -> Error {
-    Error::new(
-        Kind::Signal(signal),
-        "interrupted: the container does not answer",
-    )
+    let message = "interrupted: the container does not answer";
+    Error::new(Kind::Signal(signal), message)
 }
 
 /// Returns the standard descriptors for the command; terminals are replaced by pipes.
@@ -213,11 +212,8 @@ fn wait(
         Err(error) => return Err(error.into()),
     }
     let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
-    let copies = (2..ready.len())
-        .filter(|&at| ready[at])
-        .map(|at| at - 2)
-        .collect();
-    Ok((ready[0], ready[1], copies))
+    let copies = (2..ready.len()).filter(|&at| ready[at]).map(|at| at - 2);
+    Ok((ready[0], ready[1], copies.collect()))
 }
 
 /// Copies bytes from one descriptor to another.
@@ -243,9 +239,11 @@ impl Copy {
 
     /// Copies to the user's terminal. Other programs have it open too, so its mode must not change.
     fn output(from: OwnedFd, to: OwnedFd) -> Self {
+        let [from, to] =
+            [from, to].map(|fd| fs_err::File::from_parts(fd.into(), "a standard stream"));
         Self {
-            from: file(from),
-            to: file(to),
+            from,
+            to,
             pending: Vec::new(),
             is_output: true,
         }
@@ -285,16 +283,11 @@ impl Copy {
             match self.to.file().write(&self.pending) {
                 Ok(count) => drop(self.pending.drain(..count)),
                 Err(error) if is_momentary(&error) => return Ok(true),
-                // The reader is gone.
-                Err(error)
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(nix::libc::EPIPE | nix::libc::EIO)
-                    ) =>
-                {
-                    return Ok(false);
-                }
-                Err(error) => return Err(error.into()),
+                Err(error) => match error.raw_os_error() {
+                    // The reader is gone.
+                    Some(nix::libc::EPIPE | nix::libc::EIO) => return Ok(false),
+                    _ => return Err(error.into()),
+                },
             }
         }
         Ok(true)
@@ -313,15 +306,8 @@ impl Copy {
 }
 
 fn is_momentary(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
-    )
-}
-
-#[expect(clippy::disallowed_types, reason = "a standard stream has no path")]
-fn file(fd: OwnedFd) -> fs_err::File {
-    fs_err::File::from_parts(std::fs::File::from(fd), "a standard stream")
+    use std::io::ErrorKind::{Interrupted, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted)
 }
 
 /// The user's terminal in raw mode, restored when dropped.
@@ -344,30 +330,18 @@ impl Drop for Raw {
 }
 
 /// Gives the inner terminal the size of the outer.
-#[expect(unsafe_code, reason = "the window size ioctls have no safe wrapper")]
 fn resize(terminal: Option<&OwnedFd>) -> Result<()> {
-    nix::ioctl_read_bad!(get_size, nix::libc::TIOCGWINSZ, nix::libc::winsize);
-    nix::ioctl_write_ptr_bad!(set_size, nix::libc::TIOCSWINSZ, nix::libc::winsize);
-    let Some(terminal) = terminal else {
-        return Ok(());
-    };
-    let mut size = nix::libc::winsize {
-        ws_row: 24,
-        ws_col: 80,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
-    // SAFETY: both calls read or write exactly the one `winsize` they are given.
-    unsafe {
-        if get_size(std::io::stdin().as_fd().as_raw_fd(), &raw mut size).is_ok() {
-            set_size(terminal.as_raw_fd(), &raw const size)?;
-        }
+    if let Some(terminal) = terminal
+        && let Ok(size) = tcgetwinsize(std::io::stdin())
+    {
+        tcsetwinsize(terminal, size).map_err(std::io::Error::from)?;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
@@ -384,14 +358,9 @@ mod tests {
 
     fn command() -> Command {
         Command {
-            argv: Vec::new(),
-            env: Vec::new(),
             cwd: "/".to_owned(),
-            uid: 0,
-            gid: 0,
-            groups: None,
             no_new_privs: true,
-            tty: false,
+            ..Command::default()
         }
     }
 

@@ -190,7 +190,7 @@ impl StepComparison<'_> {
         let list = |side: Side<'_>| side.env.list_image(service, Some(&side.layer.id));
         let (old, new) = (list(self.before)?, list(self.now)?);
         let paths: BTreeSet<&PathBuf> = old.keys().chain(new.keys()).collect();
-        let mut found = digest::Differences::default();
+        let mut first = Vec::new();
         for path in paths {
             let below = path.strip_prefix("/").unwrap_or(path);
             let what = match (old.get(path), new.get(path)) {
@@ -201,15 +201,13 @@ impl StepComparison<'_> {
             if let Some(what) = what
                 && (self.strict || !normalise::is_nondeterministic(below))
             {
-                found.count += 1;
-                found.first.push(digest::Difference {
-                    path: below.to_owned(),
-                    what,
-                });
+                let path = below.to_owned();
+                first.push(digest::Difference { path, what });
             }
         }
-        found.first.truncate(NAMED);
-        Ok(found)
+        let count = first.len();
+        first.truncate(NAMED);
+        Ok(digest::Differences { first, count })
     }
 
     /// Returns a layer's tree of a build volume.
@@ -270,19 +268,18 @@ impl StepComparison<'_> {
             Ok(left.removed.0.into_iter().collect())
         };
         let (old, new) = (removed(self.before)?, removed(self.now)?);
-        let mut found = digest::Differences::default();
-        for path in old.symmetric_difference(&new) {
-            let by = match old.contains(path) {
-                true => NAMES[0],
-                false => NAMES[1],
-            };
-            found.count += 1;
-            found.first.push(digest::Difference {
+        let difference = |path: &PathBuf| {
+            let by = NAMES[usize::from(!old.contains(path))];
+            digest::Difference {
                 path: path.clone(),
                 what: format!("removed in {by} only"),
-            });
-        }
-        Ok(found)
+            }
+        };
+        let first: Vec<_> = old.symmetric_difference(&new).map(difference).collect();
+        Ok(digest::Differences {
+            count: first.len(),
+            first,
+        })
     }
 }
 

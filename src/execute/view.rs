@@ -27,7 +27,7 @@ use crate::plan::resolve::{Access, Step, Volume, VolumeKind};
 use crate::plan::{self, resolve};
 use crate::profile::hook::{self, FileInSource, Hook, HookChange, HookChanges};
 use crate::store::{LockedEnv, Store};
-use crate::sys::atomic::{self, random_id};
+use crate::sys::atomic::random_id;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::shell::quoted_path;
 use crate::tree::{self, file, overlay};
@@ -42,19 +42,11 @@ pub(crate) const APART: &str = "apart";
 /// Names in the directory of a view.
 const STACK: &str = "stack.json";
 const WORK: &str = "work";
+/// Mount point for overlays that only rockenv itself reads, each in its own namespace.
 const AT: &str = "at";
-
-fn stack_file(directory: &Path) -> PathBuf {
-    directory.join(STACK)
-}
 
 fn work(directory: &Path) -> PathBuf {
     directory.join(WORK)
-}
-
-/// Mount points for overlays that only rockenv itself reads, each in its own namespace.
-fn at(directory: &Path) -> PathBuf {
-    directory.join(AT)
 }
 
 /// The directory that an env shows in place of a source with hooks.
@@ -74,7 +66,7 @@ pub(super) type Views = BTreeMap<String, PatchedSource>;
 /// Returns the view of a volume as the last step saw it; `None` if it had no hooks.
 pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<PatchedSource>> {
     let directory = directory(env, volume);
-    let Some(stack) = atomic::read_json::<Stack>(&stack_file(&directory))? else {
+    let Some(stack) = Stack::read(&directory)? else {
         return Ok(None);
     };
     let Some(upper) = &stack.upper else {
@@ -93,12 +85,12 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
 /// the view, which may have built objects from the changed file. The changed file's own time does not count, because it
 /// can be older than both.
 pub(crate) fn is_older(env: &Path, volume: &str, source: &Path) -> Result<bool> {
-    let file = stack_file(&env.join("views").join(volume));
-    let Some(stack) = atomic::read_json::<Stack>(&file)? else {
+    let directory = env.join("views").join(volume);
+    let Some(stack) = Stack::read(&directory)? else {
         return Ok(false);
     };
     // rockenv writes this file when a step begins on the view, and when the step succeeds.
-    let found = fs::metadata(&file)?;
+    let found = fs::metadata(directory.join(STACK))?;
     let last = (found.mtime(), found.mtime_nsec());
     let mut paths = stack.times.keys();
     Ok(paths.any(|path| modified(source, path).is_some_and(|own| own < last)))
@@ -106,7 +98,7 @@ pub(crate) fn is_older(env: &Path, volume: &str, source: &Path) -> Result<bool> 
 
 /// Returns the layer of the last step on an env's view of a source, if any.
 pub(crate) fn last_layer(env: &Path, volume: &str) -> Result<Option<LayerId>> {
-    let stack = atomic::read_json::<Stack>(&stack_file(&env.join("views").join(volume)))?;
+    let stack = Stack::read(&env.join("views").join(volume))?;
     Ok(stack.and_then(|stack| stack.written.from?.parse().ok()))
 }
 
@@ -208,7 +200,7 @@ impl<'a> Execution<'a, '_> {
         no_mounts_inside(volume, &source)?;
         let base = self.base(viewed)?;
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
-        let mut stack: Stack = atomic::read_json(&stack_file(&directory))?.unwrap_or_default();
+        let mut stack = Stack::read(&directory)?.unwrap_or_default();
         let is_there = |name: &&str| directory.join(name).exists();
         let is_whole = stack.names().iter().all(is_there);
         // A layer was deleted outside rockenv, or a stale step wrote to the view: it begins anew.
@@ -218,7 +210,7 @@ impl<'a> Execution<'a, '_> {
         stack.is_stale = self.stale.is_some();
         stack.fit(&base, &digests);
         let foreign = self.begin_on_view(viewed, &directory, &mut stack)?;
-        atomic::write_json(&stack_file(&directory), &stack)?;
+        stack.write(&directory)?;
         if self.env.known_record()?.service.is_some() {
             let copy = self.copied(viewed, &directory, &mut stack, &source, hooks)?;
             return Ok((copy, foreign));
@@ -244,7 +236,8 @@ impl<'a> Execution<'a, '_> {
                 let mut below = view.layers.clone();
                 below.push(source.clone());
                 self.script(viewed, hook, script, PatchedSource::Overlay(view))?;
-                let changed = script::changed_in(&directory.join(&id), &below, &at(&directory))?;
+                let changed =
+                    script::changed_in(&directory.join(&id), &below, &directory.join(AT))?;
                 script.check(hook, &made, changed, &directory.join(&id))?;
                 script.keep_times(&directory.join(&id), &known, &mut stack.times)?;
             }
@@ -264,7 +257,7 @@ impl<'a> Execution<'a, '_> {
                 id: Some(id),
                 hook: Some(wanted.digest.clone()),
             });
-            atomic::write_json(&stack_file(&directory), &stack)?;
+            stack.write(&directory)?;
         }
         if self.has_all(&volume.name, stack.hooks()) {
             forget_times(&directory, &mut stack);
@@ -273,7 +266,7 @@ impl<'a> Execution<'a, '_> {
             let id: ViewLayerId = random_id()?.try_into()?;
             make_upper(self.store, &directory, &id, &source)?;
             stack.upper = Some(id);
-            atomic::write_json(&stack_file(&directory), &stack)?;
+            stack.write(&directory)?;
         }
         let view = existing(self.env, &volume.name)?
             .ok_or_else(|| unexpected!("the view of the source is missing"))?;
@@ -325,11 +318,9 @@ impl<'a> Execution<'a, '_> {
 
     /// Resets a view, so that it begins anew if its source gets hooks again.
     fn forget_view(&self, volume: &str) -> Result<()> {
-        let file = stack_file(&directory(self.env, volume));
-        match atomic::read_json::<Stack>(&file)? {
-            Some(stack) if stack != Stack::default() => {
-                atomic::write_json(&file, &Stack::default())
-            }
+        let directory = directory(self.env, volume);
+        match Stack::read(&directory)? {
+            Some(stack) if stack != Stack::default() => Stack::default().write(&directory),
             _ => Ok(()),
         }
     }
@@ -413,7 +404,7 @@ fn in_layer<T: Send>(
     source: &Path,
     change: impl FnOnce(&Path, &mut Times) -> Result<T> + Send,
 ) -> Result<T> {
-    let at = at(directory);
+    let at = directory.join(AT);
     fs::create_dir_all(&at)?;
     let mut lowers = stack.lowers(directory);
     lowers.push(source.to_owned());

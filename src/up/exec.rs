@@ -13,7 +13,7 @@ use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::{Command, Then, Word};
 use crate::execute::gpu_check::{self, GpuCheck};
 use crate::execute::terminal::Exit;
-use crate::execute::{ByHand, base_environment, container, host_environment, terminal};
+use crate::execute::{ByHand, base_environment, container, host_environment, owner, terminal};
 use crate::image::certificates;
 use crate::plan::ids::{EnvName, TreeId};
 use crate::plan::record::Failed;
@@ -435,10 +435,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, devices: &[Device]) -> Command 
     // `-e` sets what the command sees, not where it starts.
     let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
     env.extend(job.variables.iter().cloned());
-    let (uid, gid) = match job.root {
-        true => (0, 0),
-        false => (spec.user.uid, spec.user.gid),
-    };
+    let (uid, gid) = owner(job.root, spec);
     Command {
         argv: job.argv.iter().cloned().map(Word::from).collect(),
         env: env.into_iter().collect(),

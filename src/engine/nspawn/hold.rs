@@ -13,6 +13,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, ResolveFlag};
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{SFlag, fstat};
+use nix::sys::time::{TimeVal, TimeValLike as _};
 
 use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{
@@ -227,10 +228,7 @@ fn run_engine(
     end(&mut child, &cgroup)?;
     let memory_held = jobs.finish();
     let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
-    let time = |value: nix::sys::time::TimeVal| {
-        u64::try_from(value.tv_sec()).unwrap_or(0) * 1_000_000
-            + u64::try_from(value.tv_usec()).unwrap_or(0)
-    };
+    let time = |value: TimeVal| u64::try_from(value.num_microseconds()).unwrap_or(0);
     let blocks = |count: i64| u64::try_from(count).unwrap_or(0) * 512;
     match outcome {
         Ok(true) => Ok(Usage {
@@ -328,12 +326,11 @@ fn spawn(
             sockets.enforce()
         });
     }
-    command.spawn().map_err(|error| {
-        if error.kind() == std::io::ErrorKind::NotFound {
+    command.spawn().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
             unavailable!("`{}` is not installed", argv[0]).help("rockenv setup")
-        } else {
-            unexpected!("cannot start `{}`", argv[0]).source(error)
         }
+        _ => unexpected!("cannot start `{}`", argv[0]).source(error),
     })
 }
 

@@ -11,11 +11,11 @@ use jiff::Timestamp;
 use super::script::{differences, identities};
 use super::stack::{Stack, StackLayer};
 use super::written::is_written;
-use super::{PatchedSource, ViewedStep, change, forget_times, renew, stack_file};
+use super::{PatchedSource, ViewedStep, change, forget_times, renew};
 use crate::execute::Execution;
 use crate::plan::ids::ViewLayerId;
 use crate::plan::resolve;
-use crate::sys::atomic::{self, random_id};
+use crate::sys::atomic::random_id;
 use crate::sys::error::Result;
 use crate::tree;
 
@@ -45,7 +45,7 @@ impl Execution<'_, '_> {
                 source.to_owned()
             }
         };
-        atomic::write_json(&stack_file(directory), stack)?;
+        stack.write(directory)?;
         self.collect(directory, stack)?;
         let id: ViewLayerId = random_id()?.try_into()?;
         let copy = directory.join(&id);
@@ -85,7 +85,7 @@ impl Execution<'_, '_> {
         }
         // Files that steps write from now on have later change times.
         stack.written.copied = i64::try_from(Timestamp::now().as_nanosecond()).ok();
-        atomic::write_json(&stack_file(directory), stack)?;
+        stack.write(directory)?;
         self.collect(directory, stack)?;
         Ok(PatchedSource::Copy(copy))
     }

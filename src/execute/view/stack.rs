@@ -1,12 +1,15 @@
-//! Owns the record of a view: its layers, and which of them still fit. Pure.
+//! Owns the record of a view: its layers, and which of them still fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::STACK;
 use crate::engine::View;
 use crate::plan::ids::{self, StepKey, ViewLayerId};
+use crate::sys::atomic;
+use crate::sys::error::Result;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stack {
@@ -77,6 +80,15 @@ impl Time {
 }
 
 impl Stack {
+    /// Reads the stack in the directory of a view, if any.
+    pub(super) fn read(directory: &Path) -> Result<Option<Self>> {
+        atomic::read_json(&directory.join(STACK))
+    }
+
+    pub(super) fn write(&self, directory: &Path) -> Result<()> {
+        atomic::write_json(&directory.join(STACK), self)
+    }
+
     /// Drops layers that do not belong to these hooks on this source.
     ///
     /// Steps' writes stay as long as nothing below them changes.
@@ -158,9 +170,7 @@ mod tests {
                 })
                 .collect(),
             upper: Some("u".parse().unwrap()),
-            times: BTreeMap::new(),
-            written: Written::default(),
-            is_stale: false,
+            ..Stack::default()
         }
     }
 

@@ -5,12 +5,11 @@ use std::path::Path;
 
 use fs_err as fs;
 
+use super::ViewedStep;
 use super::manual_edits::{BEHIND, COMMANDS, changed_at};
 use super::stack::{Stack, Written};
-use super::{ViewedStep, stack_file};
 use crate::execute::Execution;
 use crate::plan::ids::LayerId;
-use crate::sys::atomic;
 use crate::sys::error::{Result, if_exists};
 use crate::tree::overlay;
 
@@ -74,14 +73,14 @@ impl Execution<'_, '_> {
     fn change_stacks(&self, change: impl Fn(&mut Stack)) -> Result<()> {
         let views = if_exists(fs::read_dir(self.env.directory().join("views")))?;
         for view in views.into_iter().flatten() {
-            let file = stack_file(&view?.path());
-            let Some(stack) = atomic::read_json::<Stack>(&file)? else {
+            let directory = view?.path();
+            let Some(stack) = Stack::read(&directory)? else {
                 continue;
             };
             let mut changed = stack.clone();
             change(&mut changed);
             if changed != stack {
-                atomic::write_json(&file, &changed)?;
+                changed.write(&directory)?;
             }
         }
         Ok(())
