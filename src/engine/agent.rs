@@ -391,25 +391,18 @@ fn family(leader: Pid) -> Vec<Pid> {
     for entry in fs_err::read_dir("/proc").into_iter().flatten().flatten() {
         let stat = system_text(entry.path().join("stat")).unwrap_or_default();
         // The name, in parentheses, may contain anything: `pid (name) state ppid group session ...`.
-        let Some((pid, rest)) = stat
-            .split_once(" (")
-            .zip(stat.rsplit_once(") "))
-            .map(|(a, b)| (a.0, b.1))
-        else {
+        let process = || {
+            let ((pid, _), (_, rest)) = (stat.split_once(" (")?, stat.rsplit_once(") ")?);
+            let mut fields = rest.split(' ');
+            let (state, parent, session) = (fields.next()?, fields.next()?, fields.nth(1)?);
+            let number = |text: &str| text.parse().ok().map(Pid::from_raw);
+            Some((state, number(pid)?, number(parent)?, number(session)?))
+        };
+        let Some((state, pid, parent, session)) = process() else {
             continue;
         };
-        let fields: Vec<&str> = rest.split(' ').take(4).collect();
-        let [state, parent, _, session] = fields[..] else {
-            continue;
-        };
-        let (Ok(pid), Ok(parent), Ok(session)) =
-            (pid.parse(), parent.parse(), session.parse::<i32>())
-        else {
-            continue;
-        };
-        let (pid, parent) = (Pid::from_raw(pid), Pid::from_raw(parent));
         if pid == Pid::this() || matches!(state, "Z" | "X") {
-        } else if pid == leader || session == leader.as_raw() {
+        } else if pid == leader || session == leader {
             family.push(pid);
         } else {
             others.push((pid, parent));
@@ -432,18 +425,15 @@ fn family(leader: Pid) -> Vec<Pid> {
 fn reap(sessions: &mut [Session], after: &dyn Fn(bool) -> Then) -> Result<()> {
     loop {
         let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::Exited(pid, code)) => {
-                (pid, u8::try_from(code & 0xff).unwrap_or(255), None)
+            Ok(WaitStatus::Exited(pid, code)) => (pid, code & 0xff, None),
+            Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                (pid, 128 + signal as i32, Some(signal as i32))
             }
-            Ok(WaitStatus::Signaled(pid, signal, _)) => (
-                pid,
-                u8::try_from(128 + signal as i32).unwrap_or(255),
-                Some(signal as i32),
-            ),
             Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return Ok(()),
             Ok(_) | Err(Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         };
+        let code = u8::try_from(code).unwrap_or(255);
         let is_alone = sessions.len() == 1;
         if let Some(session) = sessions.iter_mut().find(|session| session.pid == Some(pid)) {
             session.pid = None;

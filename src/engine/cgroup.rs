@@ -269,13 +269,8 @@ impl Cgroup {
 
     /// Returns the files to write `0` to, in order to enter the group.
     pub(crate) fn procs_files(&self) -> Vec<PathBuf> {
-        if self.unit.is_some() {
-            return Vec::new();
-        }
-        self.directories
-            .iter()
-            .map(|(_, path)| path.join("cgroup.procs"))
-            .collect()
+        let own = self.directories.iter().filter(|_| self.unit.is_none());
+        own.map(|(_, path)| path.join("cgroup.procs")).collect()
     }
 
     /// Writes `value` to the first of `files` that exists; returns whether any does.
@@ -367,10 +362,9 @@ impl Cgroup {
         for pid in self.processes() {
             let engine = fs::read_to_string(format!("/proc/{pid}/comm"))
                 .is_ok_and(|name| name.trim_end() == "systemd-nspawn");
-            if engine {
-                continue;
+            if !engine {
+                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
             }
-            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
     }
 

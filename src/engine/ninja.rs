@@ -144,21 +144,14 @@ fn unzip(zip: &[u8], name: &str) -> Option<Vec<u8>> {
         if !zip.get(at..)?.starts_with(b"PK\x01\x02") {
             return None;
         }
-        let [names, extra, comment] = [
-            number(at + 28, 2)?,
-            number(at + 30, 2)?,
-            number(at + 32, 2)?,
-        ];
+        let short = |field| number(at + field, 2);
+        let (names, extra, comment) = (short(28)?, short(30)?, short(32)?);
         let path = std::str::from_utf8(zip.get(at + 46..at + 46 + names)?).ok()?;
         if path.rsplit('/').next() == Some(name) {
-            let (method, length, local) = (
-                number(at + 10, 2)?,
-                number(at + 20, 4)?,
-                number(at + 42, 4)?,
-            );
+            let (length, local) = (number(at + 20, 4)?, number(at + 42, 4)?);
             let start = local + 30 + number(local + 26, 2)? + number(local + 28, 2)?;
             let body = zip.get(start..start.checked_add(length)?)?;
-            return match method {
+            return match short(10)? {
                 0 => Some(body.to_vec()),
                 8 => {
                     let mut whole = Vec::new();
@@ -237,42 +230,32 @@ mod tests {
         }
     }
 
-    /// Places ninja without a network, from an image with a program at `/usr/bin/ninja`.
-    fn place_offline(image: &Path, run: &Path) -> Result<Option<String>> {
-        place(
-            run,
-            None,
-            &run.join("blobs"),
-            image,
-            true,
-            &AtomicBool::new(false),
-        )
-    }
-
     #[test]
     fn without_the_release_the_image_has_one() {
-        let place = tempfile::tempdir().unwrap();
-        let (image, run) = (place.path().join("image"), place.path().join("run"));
+        let directory = tempfile::tempdir().unwrap();
+        let [image, run, outside] =
+            ["image", "run", "outside"].map(|name| directory.path().join(name));
         let program = image.join("usr/bin/ninja");
         fs::create_dir_all(program.parent().unwrap()).unwrap();
-        let refused = |run: &Path| {
-            let error = place_offline(&image, run).unwrap_err();
+        let (blobs, cancel) = (run.join("blobs"), AtomicBool::new(false));
+        let place_offline = || place(&run, None, &blobs, &image, true, &cancel);
+        let refused = || {
+            let error = place_offline().unwrap_err();
             assert_has!(error.to_string(), "`--offline` forbids");
         };
-        refused(&run);
+        refused();
         fs::write(&program, "an older one").unwrap();
-        refused(&run);
+        refused();
         // Never a program of the host.
-        let outside = place.path().join("outside");
         fs::write(&outside, CLIENT).unwrap();
         fs::remove_file(&program).unwrap();
         std::os::unix::fs::symlink(&outside, &program).unwrap();
-        refused(&run);
+        refused();
         assert!(!run.exists());
 
         fs::remove_file(&program).unwrap();
         fs::write(&program, CLIENT).unwrap();
-        let note = place_offline(&image, &run).unwrap().unwrap();
+        let note = place_offline().unwrap().unwrap();
         assert!(
             note.ends_with("using `/usr/bin/ninja` of the image"),
             "{note}"

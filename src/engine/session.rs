@@ -117,17 +117,14 @@ impl Running {
             FromHolder::Ready(missing) => {
                 missing.into_iter().for_each(warn);
                 self.ready = true;
-                Ok(())
             }
-            FromHolder::Waits(text) => {
-                warn(text);
-                Ok(())
-            }
-            FromHolder::Failed { reason } => Err(reason.into()),
+            FromHolder::Waits(text) => warn(text),
+            FromHolder::Failed { reason } => return Err(reason.into()),
             FromHolder::Ended(_) | FromHolder::Shared => {
-                Err(unavailable!("the container ended before its step"))
+                return Err(unavailable!("the container ended before its step"));
             }
         }
+        Ok(())
     }
 
     /// Releases the container and waits for the outcome: its end, or a message that other commands use it. If the

@@ -86,11 +86,9 @@ impl Execution<'_, '_> {
 
     /// Returns the fingerprints of a step's inputs if a lock file fixes them: an earlier step may have changed them.
     pub(super) fn inputs_before(&self, step: &Step) -> Result<InputsBefore> {
-        let mut before = InputsBefore::new();
-        for input in step.inputs.iter().filter(|_| self.locked.is_some()) {
-            before.insert(input.clone(), self.print_now(input)?);
-        }
-        Ok(before)
+        let inputs = step.inputs.iter().filter(|_| self.locked.is_some());
+        let before = inputs.map(|input| Ok((input.clone(), self.print_now(input)?)));
+        before.collect()
     }
 
     /// Returns an input of a step that has just ended whose fingerprint differs from the one in the step's key, if any.

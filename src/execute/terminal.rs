@@ -156,29 +156,25 @@ fn no_answer(signal: i32) -> Error {
 
 /// Returns the standard descriptors for the command; terminals are replaced by pipes.
 fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
-    let own = [
-        std::io::stdin().as_fd().try_clone_to_owned()?,
-        std::io::stdout().as_fd().try_clone_to_owned()?,
-        std::io::stderr().as_fd().try_clone_to_owned()?,
-    ];
-    let mut ends = Vec::new();
-    for (number, fd) in own.into_iter().enumerate() {
-        check_kind(fd.as_fd())?;
-        if nix::unistd::isatty(&fd)? {
-            let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-            if number == 0 {
-                copies.push(Copy::input(fd, write)?);
-                ends.push(read);
-            } else {
-                copies.push(Copy::output(read, fd));
-                ends.push(write);
-            }
-        } else {
-            ends.push(fd);
+    let mut end = |stream: BorrowedFd<'_>, is_input: bool| -> Result<OwnedFd> {
+        let fd = stream.try_clone_to_owned()?;
+        check_kind(stream)?;
+        if !nix::unistd::isatty(stream)? {
+            return Ok(fd);
         }
-    }
-    ends.try_into()
-        .map_err(|_| unexpected!("three descriptors became another number"))
+        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        if is_input {
+            copies.push(Copy::input(fd, write)?);
+            return Ok(read);
+        }
+        copies.push(Copy::output(read, fd));
+        Ok(write)
+    };
+    Ok([
+        end(std::io::stdin().as_fd(), true)?,
+        end(std::io::stdout().as_fd(), false)?,
+        end(std::io::stderr().as_fd(), false)?,
+    ])
 }
 
 /// Refuses a directory: a host directory inside would be a way out of the container.

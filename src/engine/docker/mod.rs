@@ -401,10 +401,33 @@ fn restart_on(flavour: Flavour, root: bool, systemd: bool, init: bool) -> &'stat
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
     use bollard::models::{ContainerInspectResponse, ContainerSummary};
 
     use super::*;
+
+    /// Serves one request after another at a socket: checks for a part of it, and answers with a status and a body.
+    pub(in crate::engine) fn serve<const N: usize>(
+        socket: &Path,
+        answers: [(&'static str, &'static str, &'static str); N],
+    ) {
+        let service = UnixListener::bind(socket).unwrap();
+        std::thread::spawn(move || {
+            for ((asked, status, body), request) in answers.iter().zip(service.incoming()) {
+                let mut request = request.unwrap();
+                let mut text = [0; 4096];
+                let length = request.read(&mut text).unwrap();
+                assert_has!(String::from_utf8_lossy(&text[..length]), asked);
+                let fields = "Api-Version: 1.55\r\nConnection: close";
+                let (head, length) = (format!("HTTP/1.1 {status}\r\n{fields}"), body.len());
+                let answer = format!("{head}\r\nContent-Length: {length}\r\n\r\n{body}");
+                request.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+    }
 
     #[test]
     fn no_machine_is_told_to_use_what_it_lacks() {

@@ -452,36 +452,20 @@ fn filters(label: &str, value: &str) -> HashMap<String, Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-    use std::os::unix::net::UnixListener;
-
+    use super::super::tests::serve;
     use super::*;
 
     #[test]
     fn dockers_list_has_the_sizes_of_unpacked_images() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
-        let service = UnixListener::bind(&socket).unwrap();
         // As Docker 29 lists an image.
         let images = r#"[{"Containers":0,"Created":0,"Id":"sha256:aa","Labels":null,"ParentId":"","RepoDigests":[],
             "RepoTags":["rockenv/image-a:latest"],"SharedSize":-1,"Size":7,"Descriptor":{"digest":"sha256:aa"}}]"#;
-        std::thread::spawn(move || {
-            for ((asked, body), request) in [("/_ping", ""), ("reference", images)]
-                .iter()
-                .zip(service.incoming())
-            {
-                let mut request = request.unwrap();
-                let mut text = [0; 4096];
-                let length = request.read(&mut text).unwrap();
-                assert_has!(String::from_utf8_lossy(&text[..length]), asked);
-                let fields = "Api-Version: 1.55\r\nConnection: close";
-                let length = body.len();
-                let answer = format!(
-                    "HTTP/1.1 200 OK\r\n{fields}\r\nContent-Length: {length}\r\n\r\n{body}"
-                );
-                request.write_all(answer.as_bytes()).unwrap();
-            }
-        });
+        serve(
+            &socket,
+            [("/_ping", "200 OK", ""), ("reference", "200 OK", images)],
+        );
         let sizes = Service::connect(&socket).unwrap().listed_sizes().unwrap();
         assert_eq!(sizes, HashMap::from([("sha256:aa".to_owned(), 7)]));
     }

@@ -1,7 +1,5 @@
 //! Tests of holders: what their records name, and what is left of a killed one.
 
-use std::io::{Read as _, Write as _};
-
 use super::*;
 
 #[test]
@@ -81,21 +79,11 @@ fn a_service_that_was_uninstalled_does_not_keep_an_env() {
     // If the service answers, only the service ends the container, even if its requests fail.
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
-    let service = UnixListener::bind(&socket).unwrap();
+    let answers = [("/_ping", "200 OK", ""), ("/containers/", "500 Failed", "")];
+    docker::tests::serve(&socket, answers);
     state.place.as_mut().unwrap().socket = socket;
-    std::thread::spawn(move || {
-        for (status, request) in ["200 OK", "500 Failed"].iter().zip(service.incoming()) {
-            let mut request = request.unwrap();
-            assert_ne!(request.read(&mut [0; 4096]).unwrap(), 0);
-            let fields = "Api-Version: 1.41\r\nContent-Length: 0\r\nConnection: close";
-            let answer = format!("HTTP/1.1 {status}\r\n{fields}\r\n\r\n");
-            request.write_all(answer.as_bytes()).unwrap();
-        }
-    });
-    assert_has!(
-        state.clear().unwrap_err().chain().join(": "),
-        "cannot look at a container"
-    );
+    let error = state.clear().unwrap_err();
+    assert_has!(error.chain().join(": "), "cannot look at a container");
 }
 
 #[test]
