@@ -234,20 +234,13 @@ impl BlockedResults {
     pub(crate) fn refusal(&self, up: &str) -> Option<(String, String)> {
         let (at, user) = self.used.as_ref()?;
         let other = &self.all[*at];
+        let (message, step) = (other.message(), &other.step);
         let help = match other.is_export {
             true => format!("move it away, then run: {up}"),
-            false => format!(
-                "move it away, or make it again: {up} --rerun {}",
-                other.step
-            ),
+            false => format!("move it away, or make it again: {up} --rerun {step}"),
         };
-        Some((
-            format!(
-                "{}; step `{user}` would use the changed file",
-                other.message()
-            ),
-            help,
-        ))
+        let why = format!("{message}; step `{user}` would use the changed file");
+        Some((why, help))
     }
 }
 

@@ -67,16 +67,13 @@ impl Exported {
             let target = listing::path::decode(target)?;
             return Some((listing::path::decode(name)?, Self::Link(target)));
         }
-        let (line, is_escaped) = match line.strip_prefix(b"\\") {
-            Some(line) => (line, true),
-            None => (line, false),
-        };
-        let (sum, name) = line.split_at_checked(64)?;
+        let escaped = line.strip_prefix(b"\\");
+        let (sum, name) = escaped.unwrap_or(line).split_at_checked(64)?;
         let sum = std::str::from_utf8(sum).ok()?;
         let name = name.strip_prefix(b"  ")?;
-        let name = match is_escaped {
-            true => unescaped(name)?,
-            false => name.to_vec(),
+        let name = match escaped {
+            Some(_) => unescaped(name)?,
+            None => name.to_vec(),
         };
         let name = OsString::from_vec(name);
         checksum::is_sha256(sum).then(|| (name.into(), Self::File(sum.to_owned())))

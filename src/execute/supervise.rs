@@ -211,10 +211,7 @@ impl Supervision<'_, '_> {
     /// Waits until something happens, or until it is time to look at the disk or the clock. Returns which of these can
     /// be read: the command, the signals, the holder, and the command's two streams.
     fn wait(&self) -> Result<[bool; 5]> {
-        let until = match self.stopping {
-            Some((_, until)) => Some(until),
-            None => self.deadline,
-        };
+        let until = self.stopping.map(|(_, until)| until).or(self.deadline);
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let period = self.step.guard.period().min(FLUSH);
         let pipes = self.pipes.each_ref();

@@ -134,9 +134,8 @@ pub(in crate::engine) fn hold(
         cpu_us: figures.cpu_us.unwrap_or(0),
         memory_peak: figures.memory_peak,
         memory_held,
-        read_bytes: 0,
-        written_bytes: 0,
         oom_kills: figures.oom_kills.or(since).unwrap_or(0).max(killed),
+        ..Usage::default()
     })
 }
 
