@@ -29,6 +29,24 @@ fn a_container_record_in_a_copied_store_belongs_to_the_first_store() {
 }
 
 #[test]
+fn a_record_names_no_file_but_a_lock_of_nspawn() {
+    for (lock, fits) in [
+        ("/run/systemd/nspawn/locks/inode-1:2", true),
+        ("/run/systemd/nspawn/locks/inode-01:2", false),
+        ("/run/systemd/nspawn/locks/../inode-1:2", false),
+        ("/etc/passwd", false),
+    ] {
+        let text = serde_json::to_vec(&ContainerRecord {
+            id: "rockenv-a-0".to_owned(),
+            lock: Some(lock.into()),
+            ..ContainerRecord::default()
+        });
+        let found = ContainerRecord::parse(Path::new("/s/envs/a/run"), &text.unwrap());
+        assert_eq!(found.is_some(), fits, "{lock}");
+    }
+}
+
+#[test]
 fn the_record_of_another_container_stays() {
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("envs/a/run");
