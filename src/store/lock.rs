@@ -3,8 +3,10 @@
 //! Order: an env's lock before the global lock. `fork` and `fsck` take several envs' locks, with a limited wait.
 
 use std::ffi::OsStr;
+use std::fs::TryLockError;
 use std::io::{ErrorKind, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -107,19 +109,8 @@ impl AsFd for Lock {
 impl Lock {
     /// Takes the lock at `path` exclusively for `verb`, or fails with the holder's name after `wait`.
     pub fn exclusive(path: &Path, what: &str, verb: &str, wait: Duration) -> Result<Self> {
-        let deadline = Instant::now() + wait;
-        let mut wait = Wait::begin();
-        loop {
-            if let Some(mut lock) = Self::try_exclusive(path)? {
-                lock.sign(verb)?;
-                return Ok(lock);
-            }
-            if Instant::now() >= deadline {
-                return Err(busy(path, what));
-            }
-            wait.tell(path, what)?;
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let take = || Self::try_exclusive(path);
+        retry(take, 5, until(path, what, wait))?.signed(verb)
     }
 
     /// Takes the lock at `path` exclusively for `verb`, however long another process holds it. Meanwhile calls
@@ -129,14 +120,9 @@ impl Lock {
         verb: &str,
         waits: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<Self> {
-        loop {
-            if let Some(mut lock) = Self::try_exclusive(path)? {
-                lock.sign(verb)?;
-                return Ok(lock);
-            }
-            waits(&format!("waits for {}", holder_named(path)))?;
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let take = || Self::try_exclusive(path);
+        let waits = || waits(&format!("waits for {}", holder_named(path)));
+        retry(take, 100, waits)?.signed(verb)
     }
 
     /// Takes the lock without waiting; `None` if another process holds it.
@@ -151,33 +137,20 @@ impl Lock {
     }
 
     fn try_lock(file: fs::File) -> Result<Option<Self>> {
-        match file.file().try_lock() {
-            Ok(()) => Ok(Some(Self { file })),
-            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
-            Err(std::fs::TryLockError::Error(error)) => Err(error.into()),
-        }
+        let is_taken = is_taken(file.file().try_lock())?;
+        Ok(is_taken.then_some(Self { file }))
     }
 
     /// Takes the lock in shared mode.
     pub fn shared(path: &Path, what: &str, wait: Duration) -> Result<Self> {
         let file = open(path)?;
-        let deadline = Instant::now() + wait;
-        let mut wait = Wait::begin();
-        loop {
-            match file.file().try_lock_shared() {
-                Ok(()) => return Ok(Self { file }),
-                Err(std::fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
-                    wait.tell(path, what)?;
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                Err(std::fs::TryLockError::WouldBlock) => return Err(busy(path, what)),
-                Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
-            }
-        }
+        let take = || Ok(is_taken(file.file().try_lock_shared())?.then_some(()));
+        retry(take, 2, until(path, what, wait))?;
+        Ok(Self { file })
     }
 
     /// Records the holder of the lock.
-    fn sign(&mut self, verb: &str) -> Result<()> {
+    fn signed(mut self, verb: &str) -> Result<Self> {
         let holder = Holder {
             pid: std::process::id(),
             verb: verb.to_owned(),
@@ -190,9 +163,44 @@ impl Lock {
         self.file.seek(std::io::SeekFrom::Start(0))?;
         match self.file.write_all(text.as_bytes()) {
             // The name is only for messages, and the holder may be about to free space.
-            Err(error) if is_full(&error) => Ok(()),
-            other => Ok(other?),
+            Err(error) if !is_full(&error) => Err(error.into()),
+            _ => Ok(self),
         }
+    }
+}
+
+/// Tries to take a lock until that succeeds. After each failure, calls `waits`, whose error ends the wait, and pauses
+/// for some milliseconds.
+fn retry<T>(
+    mut take: impl FnMut() -> Result<Option<T>>,
+    pause: u64,
+    mut waits: impl FnMut() -> Result<()>,
+) -> Result<T> {
+    loop {
+        if let Some(taken) = take()? {
+            return Ok(taken);
+        }
+        waits()?;
+        std::thread::sleep(Duration::from_millis(pause));
+    }
+}
+
+/// Tells the user of the wait for a lock, and ends it after `wait`.
+fn until(path: &Path, what: &str, wait: Duration) -> impl FnMut() -> Result<()> {
+    let deadline = Instant::now() + wait;
+    let mut wait = Wait::begin();
+    move || match Instant::now() < deadline {
+        true => wait.tell(path, what),
+        false => Err(busy(path, what)),
+    }
+}
+
+/// Returns whether a lock was taken; false if another process holds it.
+pub(super) fn is_taken(tried: std::result::Result<(), TryLockError>) -> Result<bool> {
+    match tried {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error.into()),
     }
 }
 
@@ -212,7 +220,6 @@ pub(crate) fn holder_in(
     path: &Path,
     lists: impl IntoIterator<Item = impl AsRef<str>>,
 ) -> Option<Holder> {
-    use std::os::unix::fs::MetadataExt as _;
     let holder = signer(path)?;
     let inode = fs::metadata(path).ok()?.ino();
     let holds = |locks: &str| takers(locks, inode, "WRITE").any(|pid| pid == holder.pid);
@@ -232,7 +239,6 @@ pub(super) fn signer_is_gone(path: &Path) -> bool {
 
 /// Returns a process that holds the lock at `path` in shared mode. Readers do not sign it.
 fn reader(path: &Path) -> Option<u32> {
-    use std::os::unix::fs::MetadataExt as _;
     let inode = fs::metadata(path).ok()?.ino();
     let locks = fs::read_to_string("/proc/locks").ok()?;
     takers(&locks, inode, "READ").next()
