@@ -69,6 +69,11 @@ impl Obstacle {
         }))
     }
 
+    /// Refuses an obstacle at a directory's path.
+    pub(super) fn check(path: &Path) -> Result<()> {
+        Self::at(path)?.map_or(Ok(()), |obstacle| Err(obstacle.error()))
+    }
+
     /// Returns the obstacles in place of the store's own directories.
     pub(super) fn all(root: &Path) -> Result<Vec<Self>> {
         let below = [
@@ -140,19 +145,15 @@ fn writable(found: &std::fs::Metadata) -> u32 {
 impl Store {
     /// Refuses a store with an obstacle in place of one of its own directories.
     pub fn check_directories(&self) -> Result<()> {
-        match Obstacle::all(&self.root)?.pop() {
-            Some(obstacle) => Err(obstacle.error()),
-            None => Ok(()),
-        }
+        let last = Obstacle::all(&self.root)?.pop();
+        last.map_or(Ok(()), |obstacle| Err(obstacle.error()))
     }
 
     /// Closes the store's directories to other local users, except `user` and owners of files in caches, sources and
     /// outputs. Earlier versions left them open. Makes those that somebody removed, for example to free their space.
     pub fn close(&self, user: u32) -> Result<()> {
         let mode = |path: &Path| -> Result<Option<u32>> {
-            if let Some(obstacle) = Obstacle::at(path)? {
-                return Err(obstacle.error());
-            }
+            Obstacle::check(path)?;
             match fs::symlink_metadata(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Ok(found) if found.uid() != geteuid().as_raw() => Err(unavailable!(

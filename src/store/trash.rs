@@ -34,7 +34,8 @@ impl Store {
     /// Moves a file or tree of the store to the trash.
     pub fn discard(&self, path: &Path) -> Result<()> {
         let trash = self.root.join("trash");
-        self.check_trash()?;
+        // A link's target is not rockenv's to delete.
+        access::Obstacle::check(&trash)?;
         match fs::rename(path, trash.join(self.name_in_trash(path)?)) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 // Without the directory, nothing would ever be deleted.
@@ -76,14 +77,6 @@ impl Store {
             .context(|| format!("cannot remove `{}`", path.display()))
     }
 
-    /// Refuses a link in place of the trash: its target is not rockenv's to delete.
-    fn check_trash(&self) -> Result<()> {
-        match access::Obstacle::at(&self.root.join("trash"))? {
-            Some(obstacle) => Err(obstacle.error()),
-            None => Ok(()),
-        }
-    }
-
     pub fn has_trash(&self) -> bool {
         fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| entries.next().is_some())
     }
@@ -96,7 +89,7 @@ impl Store {
             if !trash.exists() {
                 return Ok(true);
             }
-            self.check_trash()?;
+            access::Obstacle::check(&trash)?;
             let Some(_lock) = Lock::try_directory(&trash)? else {
                 return Ok(false);
             };
