@@ -4,7 +4,7 @@
 //! A recipe is built once, and its image stays until a user refreshes it. The key covers what the recipe resolved to
 //! (package versions, content digest), so a refreshed image with the same content is the same image.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -125,10 +125,8 @@ impl Store {
 
     /// Returns the current image of a recipe, if it was built.
     pub fn image_of(&self, recipe: &Recipe) -> Result<Option<Image>> {
-        match self.current(&recipe.digest())? {
-            Some(reference) => self.image(&reference.key),
-            None => Ok(None),
-        }
+        let current = self.current(&recipe.digest())?;
+        current.map_or(Ok(None), |reference| self.image(&reference.key))
     }
 
     pub fn is_current(&self, image: &Image) -> Result<bool> {
@@ -142,10 +140,9 @@ impl Store {
 
     /// Returns all images, newest first. Skips damaged ones, which `fsck` reports.
     pub fn images(&self) -> Result<Vec<Image>> {
-        let mut images: Vec<Image> = Vec::new();
-        for key in names(&self.root.join("images"))? {
-            images.extend(key.parse().ok().and_then(|key| self.image(&key).ok()?));
-        }
+        let keys = names(&self.root.join("images"))?.into_iter();
+        let images = keys.filter_map(|key| self.image(&key.parse().ok()?).ok()?);
+        let mut images: Vec<Image> = images.collect();
         images.sort_by_key(|image| std::cmp::Reverse(image.built));
         Ok(images)
     }
@@ -303,12 +300,10 @@ impl Store {
         }
         self.discard(&work)?;
         drop(lock);
-        let (old, new) = (image.env.as_ref(), built.env.as_ref());
-        let names = old.into_iter().chain(new).flat_map(BTreeMap::keys);
-        let value = |env: Option<&'_ BTreeMap<String, String>>, name: &String| {
-            env.and_then(|env| env.get(name).cloned())
-        };
-        let differing = names.filter(|name| value(old, name) != value(new, name));
+        let old = image.env.clone().unwrap_or_default();
+        let new = built.env.unwrap_or_default();
+        let names = old.keys().chain(new.keys());
+        let differing = names.filter(|name| old.get(*name) != new.get(*name));
         Ok(VerifiedImage {
             variables: differing.cloned().collect(),
             image,
