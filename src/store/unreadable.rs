@@ -98,22 +98,20 @@ impl Store {
     fn read_records(&self) -> Result<(BTreeMap<EnvName, Record>, Vec<Unreadable>)> {
         let mut records = BTreeMap::new();
         let mut unreadable = Vec::new();
-        for name in names(&self.root.join("envs"))? {
-            let error = match name.parse::<EnvName>() {
-                Ok(env) => match self.record(&env) {
-                    Ok(record) => {
-                        records.extend(record.map(|record| (env, record)));
-                        None
-                    }
-                    Err(error) => Some(error),
-                },
+        let envs = self.root.join("envs");
+        for name in names(&envs)? {
+            let read = match name.parse::<EnvName>() {
+                Ok(env) => self
+                    .record(&env)
+                    .map(|found| found.map(|found| (env, found))),
                 // Not made by rockenv: a file, or a directory that a user renamed.
-                Err(error) => {
-                    let record = self.root.join("envs").join(&name).join("record.json");
-                    record.exists().then(|| error.into())
-                }
+                Err(error) if envs.join(&name).join("record.json").exists() => Err(error.into()),
+                Err(_) => continue,
             };
-            unreadable.extend(error.map(|error| Unreadable::new(format!("env `{name}`"), &error)));
+            match read {
+                Ok(found) => records.extend(found),
+                Err(error) => unreadable.push(Unreadable::new(format!("env `{name}`"), &error)),
+            }
         }
         Ok((records, unreadable))
     }
