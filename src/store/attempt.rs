@@ -53,20 +53,18 @@ impl Store {
     /// Returns the same step with the layer below it.
     pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
         let written = self.written_attempt(name, record)?;
-        written.map_or_else(|| self.restored_attempt(record), |begun| Ok(Some(begun)))
-    }
-
-    /// Returns the unfinished step whose partial work a rollback restored with the build volumes.
-    fn restored_attempt(&self, record: &Record) -> Result<Option<Attempt>> {
-        let from = record.head.volumes_from().layer;
-        let on = from.filter(|_| self.freezes_volumes());
-        let layer = on.map(|on| self.layer(&on)).transpose()?.flatten();
-        let begun = layer.and_then(|layer| Some((layer.begun?, layer.id, layer.began)));
-        Ok(begun.map(|(key, on, began)| Attempt {
-            key,
-            on: Some(on),
-            sees_volumes: true,
-            began,
+        if written.is_some() || !self.freezes_volumes() {
+            return Ok(written);
+        }
+        // A rollback restores partial work with the build volumes.
+        let layer = self.layer_if(record.head.volumes_from().layer.as_ref())?;
+        Ok(layer.and_then(|layer| {
+            Some(Attempt {
+                key: layer.begun?,
+                on: Some(layer.id),
+                sees_volumes: true,
+                began: layer.began,
+            })
         }))
     }
 

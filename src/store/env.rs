@@ -12,6 +12,7 @@ use super::check::names;
 use super::ephemeral::{Fate, Reaped};
 use super::history::ByHand;
 use super::journal::{self, JournalEntry};
+use super::lease::LEASE;
 use super::snapshot::push_snapshot;
 use super::{Layer, Lock, Store, no_env, removal};
 use crate::engine::Root;
@@ -21,9 +22,9 @@ use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId};
 use crate::plan::jobs::Past;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
-use crate::sys::atomic::{self, Survives};
+use crate::sys::atomic::{self, Survives, random_id};
 use crate::sys::error::{Kind, Result, ResultExt as _, if_exists};
-use crate::tree;
+use crate::tree::{self, Method};
 
 /// An env whose lock this process holds.
 #[derive(Debug)]
@@ -108,21 +109,20 @@ impl Store {
         fs::create_dir_all(&directory)
             .map_err(|error| super::lock::read_only(&directory, error))?;
         let lock = lock_alone(&directory, name, verb, wait)?;
-        self.with_lock(name.clone(), lock)
+        self.with_lock(name, lock)
     }
 
-    fn with_lock(&self, name: EnvName, lock: Lock) -> Result<LockedEnv<'_>> {
-        let shown = env_named(&name);
+    fn with_lock(&self, name: &EnvName, lock: Lock) -> Result<LockedEnv<'_>> {
         let mut env = LockedEnv {
             store: self,
-            directory: self.env_dir(&name),
-            record: self.record(&name)?,
-            name,
+            name: name.clone(),
+            directory: self.env_dir(name),
             lock,
+            record: self.record(name)?,
             reaped: None,
         };
         env.recover()
-            .context(|| format!("cannot clean up after the last command on {shown}"))?;
+            .context(|| format!("cannot clean up after the last command on env `{name}`"))?;
         Ok(env)
     }
 
@@ -131,7 +131,7 @@ impl Store {
         self.known(name)?;
         let path = super::lock::env_lock(&self.env_dir(name));
         let lock = Lock::exclusive(&path, &env_named(name), verb, Duration::ZERO)?;
-        let env = self.with_lock(name.clone(), lock)?;
+        let env = self.with_lock(name, lock)?;
         env.known_record()?;
         Ok(env)
     }
@@ -254,7 +254,11 @@ impl LockedEnv<'_> {
         self.apply_journal(ended.is_some())?;
         if let Fate::Left(owner) = self.fate()? {
             self.clear()?;
-            self.reaped = Some(Reaped::new(&self.name, owner, ended.unwrap_or_default()));
+            self.reaped = Some(Reaped {
+                env: self.name.clone(),
+                owner,
+                ended: ended.unwrap_or_default(),
+            });
         }
         Ok(())
     }
@@ -262,7 +266,7 @@ impl LockedEnv<'_> {
     /// Finishes what the journal and the record describe. `ended`: whether a killed command's container was ended.
     fn apply_journal(&mut self, ended: bool) -> Result<()> {
         let run = self.run_dir();
-        self.end_lease()?;
+        remove(&self.directory.join(LEASE))?;
         if self.resume_clearing()? {
             return Ok(());
         }
@@ -316,18 +320,13 @@ impl LockedEnv<'_> {
     /// Drops a live tree whose files are gone from the record: no command could use the env with it. If the tree
     /// became a layer that the record does not name, leaves the record to `fsck --repair`, which adds the layer.
     fn forget_lost_tree(&mut self) -> Result<()> {
-        let Some(record) = &self.record else {
+        let Some(record) = self.record.as_ref().filter(|known| known.service.is_none()) else {
             return Ok(());
         };
-        let Some(tree) = record
-            .head
-            .tree
-            .as_ref()
-            .filter(|_| record.service.is_none())
-        else {
+        let Some(tree) = &record.head.tree else {
             return Ok(());
         };
-        let directory = self.store.tree_dir(&self.name, tree);
+        let directory = self.tree_dir(tree);
         let became = |layer: &Layer| layer.tree.as_ref() == Some(tree);
         if tree::is_there(&self.store.tree_files(&directory))?
             || self.store.layers()?.iter().any(became)
@@ -357,10 +356,10 @@ impl LockedEnv<'_> {
             .flat_map(Record::trees)
             .map(TreeId::as_str)
             .collect();
-        for name in names(&self.directory.join("trees"))? {
+        let directory = self.directory.join("trees");
+        for name in names(&directory)? {
             if !trees.contains(name.as_str()) {
-                self.store
-                    .discard(&self.directory.join("trees").join(name))?;
+                self.store.discard(&directory.join(name))?;
             }
         }
         if let Some(record) = &self.record {
@@ -369,15 +368,40 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Creates a live tree on `layer` without adding it to the record.
+    /// Returns the directory of a live tree, or of that of a failed step.
+    pub(super) fn tree_dir(&self, tree: &TreeId) -> PathBuf {
+        self.store.tree_dir(&self.name, tree)
+    }
+
+    /// Creates a live tree on `layer` without adding it to the record. At a service, it becomes a container once a
+    /// command runs on it.
     pub fn checkout_tree(&self, layer: Option<&LayerId>) -> Result<TreeId> {
         let record = self.known_record()?;
-        match &record.service {
-            Some(socket) => self.checkout_service_tree(socket),
-            None => self
-                .store
-                .checkout_tree(&self.directory, layer, &record.image_key),
+        let (store, id) = (self.store, TreeId::try_from(random_id()?)?);
+        let directory = self.tree_dir(&id);
+        fs::create_dir_all(&directory)?;
+        if let Some(socket) = &record.service {
+            store.note_tree(&directory, socket, &id)?;
+            return Ok(id);
         }
+        let below = match layer {
+            Some(layer) => store.tree_files(&store.layer_dir(layer)),
+            None => store.known_image_root(&record.image_key)?,
+        };
+        let files = store.tree_files(&directory);
+        match store.method() {
+            Method::Overlay => {
+                let upper = tree::overlay::Upper {
+                    diff: &files,
+                    work: &directory.join("work"),
+                };
+                tree::overlay::create_upper(upper, &below)?;
+            }
+            method @ (Method::Btrfs | Method::Reflink) => {
+                tree::clone_tree(method, &below, &files)?;
+            }
+        }
+        Ok(id)
     }
 
     /// Returns the env's live tree, creating it if necessary.
@@ -402,12 +426,22 @@ impl LockedEnv<'_> {
         key: Option<&StepKey>,
     ) -> Result<Root> {
         let record = self.known_record()?;
-        match &record.service {
-            Some(socket) => Ok(Root::Service(self.place(socket, tree, layer, key)?)),
-            None => self
-                .store
-                .tree_root(&self.directory, tree, layer, &record.image_key),
+        if let Some(socket) = &record.service {
+            return Ok(Root::Service(self.place(socket, tree, layer, key)?));
         }
+        let directory = self.tree_dir(tree);
+        let files = self.store.tree_files(&directory);
+        if self.store.method() != Method::Overlay {
+            return Ok(Root::Directory(files));
+        }
+        let work = directory.join("work");
+        // Absent if a freeze was interrupted before its rename.
+        fs::create_dir_all(&work)?;
+        Ok(Root::Overlay {
+            lowers: self.store.lowers(layer, &record.image_key)?,
+            upper: files,
+            work,
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 //! The file's content is for people, and for the command's own children. A command that locks an env whose owning
 //! command is gone removes the env, so that no user continues with it by mistake.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 
 use fs_err as fs;
@@ -81,24 +81,17 @@ pub(super) enum Fate {
 }
 
 fn fate(directory: &Path) -> Result<Fate> {
-    let Some(mut file) = if_exists(fs::File::open(directory.join(FILE)))? else {
+    let Some(file) = if_exists(fs::File::open(directory.join(FILE)))? else {
         return Ok(Fate::Kept);
     };
     // In shared mode, because readers must not disturb each other. The owner never checks.
-    let lives = match file.file().try_lock_shared() {
-        Ok(()) => false,
-        Err(std::fs::TryLockError::WouldBlock) => true,
-        Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
-    };
-    let mut text = String::new();
+    let is_left = lock::is_taken(file.file().try_lock_shared())?;
     // The file's existence suffices: another version may have written other content.
-    let owner = match file.read_to_string(&mut text) {
-        Ok(_) => serde_json::from_str(&text).ok(),
-        Err(_) => None,
-    };
-    Ok(match lives {
-        true => Fate::Owned(owner),
-        false => Fate::Left(owner),
+    let text = std::io::read_to_string(&file).ok();
+    let owner = text.and_then(|text| serde_json::from_str(&text).ok());
+    Ok(match is_left {
+        true => Fate::Left(owner),
+        false => Fate::Owned(owner),
     })
 }
 
@@ -106,18 +99,8 @@ fn fate(directory: &Path) -> Result<Fate> {
 #[derive(Debug)]
 pub struct Reaped {
     pub env: EnvName,
-    owner: Option<Owner>,
-    ended: Ended,
-}
-
-impl Reaped {
-    pub(super) fn new(env: &EnvName, owner: Option<Owner>, ended: Ended) -> Self {
-        Self {
-            env: env.clone(),
-            owner,
-            ended,
-        }
-    }
+    pub(super) owner: Option<Owner>,
+    pub(super) ended: Ended,
 }
 
 impl std::fmt::Display for Reaped {
@@ -225,11 +208,6 @@ impl LockedEnv<'_> {
 
     pub(super) fn fate(&self) -> Result<Fate> {
         fate(self.directory())
-    }
-
-    /// Makes the env a permanent one, as the last step of its removal.
-    pub(super) fn disown(&self) -> Result<()> {
-        if_exists(fs::remove_file(self.directory().join(FILE))).map(drop)
     }
 }
 

@@ -109,14 +109,12 @@ impl Store {
             return Ok(Some(layer));
         }
         let serves = |layer: &Layer| {
-            let made = search
-                .record
-                .is_some_and(|record| layer.env.as_ref() == Some(&record.id));
+            let is_own = |record: &Record| layer.env.as_ref() == Some(&record.id);
+            let made = search.record.is_some_and(is_own);
             let takes_all = made || search.reuse == Reuse::Incremental;
             layer.is_clean() || (takes_all && !search.clean)
         };
-        let named = self.layer(&key.clone().into())?;
-        let named = named.filter(|layer| serves(layer));
+        let named = self.layer(&key.clone().into())?.filter(serves);
         if let Some(layer) = named.as_ref()
             && layer.is_kept_at(search.service)
         {
@@ -208,11 +206,9 @@ impl LockedEnv<'_> {
     /// Returns whether the live build volumes and those of the layer below are empty, and that layer is clean.
     fn begins_empty(&self) -> Result<bool> {
         let head = &self.known_record()?.head;
-        let is_empty = |id| self.store.is_volume_empty(id);
-        let below = head.layer.as_ref();
-        let layer = below.map(|id| self.store.layer(id)).transpose()?.flatten();
-        Ok(head.volumes.values().all(is_empty)
-            && self.store.is_bare(below)?
+        let layer = self.store.layer_if(head.layer.as_ref())?;
+        Ok(self.store.are_volumes_empty(head)
+            && self.store.is_bare(head.layer.as_ref())?
             && layer.is_none_or(|layer| layer.is_clean()))
     }
 
@@ -221,10 +217,7 @@ impl LockedEnv<'_> {
     fn foreign_files(&self, from: &VolumesFrom, key: &StepKey) -> Result<Option<bool>> {
         let record = self.known_record()?;
         let head = &record.head;
-        let mut volumes = head.volumes.values();
-        if volumes.all(|id| self.store.is_volume_empty(id))
-            && self.store.is_bare(head.layer.as_ref())?
-        {
+        if self.store.are_volumes_empty(head) && self.store.is_bare(head.layer.as_ref())? {
             return Ok(None);
         }
         let attempt = self.store.attempt(self.name(), record)?;
@@ -274,21 +267,21 @@ mod tests {
     #[test]
     fn restored_volumes_bring_the_step_that_had_begun_on_them() {
         let (_directory, mut store) = Store::scratch();
-        let layer = r#"{"id": "l", "key": null, "parent": null, "env": "e", "image_key": "k", "tree": "t",
-            "title": "mine", "created": "2026-01-02T03:04:05Z", "boot": "", "volumes": {"build": "frozen"},
-            "history": "clean", "begun": "KEY", "began": "2026-01-02T03:00:00Z"}"#;
         let key = StepKey::from("step");
-        fs::create_dir(store.root.join("layers/l")).unwrap();
-        fs::write(
-            store.root.join("layers/l/layer.json"),
-            layer.replace("KEY", &key),
+        let layer = Layer {
+            volumes: [("build".into(), VolumeState::Frozen)].into(),
+            begun: Some(key.clone()),
+            began: Some("2026-01-02T03:00:00Z".parse().unwrap()),
+            ..Layer::sample("l".into())
+        };
+        let place = store.layer_dir(&layer.id);
+        fs::create_dir(&place).unwrap();
+        crate::sys::atomic::write_json(&place.join("layer.json"), &layer).unwrap();
+        let mut record = Record::sample("e", Timestamp::UNIX_EPOCH);
+        record.head = serde_json::from_str(
+            r#"{"layer": "l", "volumes": {"build": "v"}, "volumes_from": {"layer": "l", "history": "clean"}}"#,
         )
         .unwrap();
-        let record = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
-            "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
-            "head": {"layer": "l", "volumes": {"build": "v"}, "volumes_from": {"layer": "l", "history": "clean"}},
-            "snapshots": [], "steps": [], "failed": null, "complete": false}"#;
-        let record: Record = serde_json::from_str(record).unwrap();
         for (method, begun) in [(Method::Overlay, None), (Method::Reflink, Some(key))] {
             store.method = method;
             assert_eq!(store.attempt(&"a".into(), &record).unwrap(), begun);
@@ -302,19 +295,17 @@ mod tests {
         // The step that began last left work in a view too, on build volumes that the rollback replaced.
         fs::create_dir_all(store.env_dir(&"a".into())).unwrap();
         let attempt = store.env_dir(&"a".into()).join("attempt");
-        let key = StepKey::from("step");
-        let text = format!("{key} old\nl\n\n2026-01-02T02:00:00Z");
+        let text = format!("{} old\nl\n\n2026-01-02T02:00:00Z", StepKey::from("step"));
         fs::write(&attempt, text).unwrap();
         let here = began("step", false);
         assert_eq!(here.as_deref(), Some("2026-01-02T03:00:00Z"));
         assert_eq!(began("step", true).as_deref(), Some("2026-01-02T02:00:00Z"));
-        fs::remove_file(attempt).unwrap();
+        fs::remove_file(&attempt).unwrap();
         // An unreadable file must not pass for a missing one.
-        let attempt = store.env_dir(&"a".into()).join("attempt");
-        fs::create_dir_all(&attempt).unwrap();
+        fs::create_dir(&attempt).unwrap();
         store.attempt(&"a".into(), &record).unwrap_err();
         fs::remove_dir(attempt).unwrap();
-        fs::write(store.root.join("layers/l/layer.json"), "{").unwrap();
+        fs::write(place.join("layer.json"), "{").unwrap();
         store.attempt(&"a".into(), &record).unwrap_err();
     }
 }

@@ -29,19 +29,18 @@ impl Moment {
     /// Returns the current moment for files below a directory. It is not comparable if change times are unreliable
     /// there.
     fn now(directory: &Path) -> Self {
-        Self::of_new_file(directory).unwrap_or_default()
-    }
-
-    fn of_new_file(directory: &Path) -> Option<Self> {
-        let file = tempfile::tempfile_in(directory).ok()?;
-        let kind = mounts::file_system(file.as_fd())?;
-        let found = file.metadata().ok()?;
-        TELLING.contains(&kind.as_str()).then_some(())?;
-        Some(Self {
-            time: found.ctime() * 1_000_000_000 + found.ctime_nsec(),
-            ahead: clock_ahead()?,
-            boot: boot_id(),
-        })
+        let of_new_file = || {
+            let file = tempfile::tempfile_in(directory).ok()?;
+            let kind = mounts::file_system(file.as_fd())?;
+            let found = file.metadata().ok()?;
+            TELLING.contains(&kind.as_str()).then_some(())?;
+            Some(Self {
+                time: found.ctime() * 1_000_000_000 + found.ctime_nsec(),
+                ahead: clock_ahead()?,
+                boot: boot_id(),
+            })
+        };
+        of_new_file().unwrap_or_default()
     }
 
     /// Returns whether later change times can be compared with it: the clock was not set, which a reboot may do too.
@@ -61,10 +60,10 @@ fn is_changed_since(directory: &Path, since: &Moment) -> bool {
 impl Store {
     /// Returns whether a `shell --failed` command changed the tree of an env's failed step, or may have changed it.
     pub(super) fn is_failed_edited(&self, env: &EnvName, record: &Record) -> bool {
-        let Some(failed) = &record.failed else {
-            return false;
-        };
-        let Some(since) = &failed.shown else {
+        let failed = record.failed.as_ref();
+        let Some((failed, since)) =
+            failed.and_then(|failed| Some((failed, failed.shown.as_ref()?)))
+        else {
             return false;
         };
         let directory = self.tree_files(&self.tree_dir(env, &failed.tree));
@@ -125,7 +124,7 @@ impl LockedEnv<'_> {
         };
         let is_there = match record.service {
             Some(_) => failed.shown.is_some() && self.without_container(&failed.tree)?.is_none(),
-            None => exists(&self.store.tree_dir(self.name(), &failed.tree))?,
+            None => exists(&self.tree_dir(&failed.tree))?,
         };
         if !is_there || !self.store.is_failed_edited(self.name(), record) {
             return Ok(None);
@@ -178,7 +177,7 @@ impl LockedEnv<'_> {
         if let Some(service) = self.service()? {
             return Ok(self.is_changed_at(&service, tree)? || self.are_volumes_edited()?);
         }
-        let directory = self.directory.join("trees").join(tree);
+        let directory = self.tree_dir(tree);
         match self.store.method() {
             Method::Overlay => {
                 let diff = directory.join("diff");
@@ -252,19 +251,18 @@ impl LockedEnv<'_> {
     /// unfinished step or an earlier build.
     pub(super) fn has_unsaved_volumes(&self) -> Result<bool> {
         let record = self.known_record()?;
-        let mut volumes = record.head.volumes.values();
-        if !self.store.freezes_volumes() || volumes.all(|id| self.store.is_volume_empty(id)) {
+        let head = &record.head;
+        if !self.store.freezes_volumes() || self.store.are_volumes_empty(head) {
             return Ok(false);
         }
         if self.store.method() == Method::Btrfs {
             return self.are_volumes_touched(record);
         }
-        let head = &record.head;
         let from = head.volumes_from().layer;
         // A user's snapshot of unchanged volumes has the volumes of the step before.
         let mut at = head.layer.clone();
         while at != from {
-            let layer = at.map(|id| self.store.layer(&id)).transpose()?.flatten();
+            let layer = self.store.layer_if(at.as_ref())?;
             match layer.filter(|layer| layer.key.is_none()) {
                 Some(layer) => at = layer.parent,
                 None => return Ok(true),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use super::env::remove;
 use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
 use crate::sys::error::{Result, if_exists};
@@ -68,20 +69,19 @@ pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
     };
     let text = String::from_utf8_lossy(&text);
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    let mut entries = Vec::new();
-    for line in whole.lines() {
-        entries.push(serde_json::from_str(line).map_err(|error| {
+    let entries = whole.lines().map(|line| {
+        serde_json::from_str(line).map_err(|error| {
             unexpected!("`{}` is damaged", path(env).display())
                 .source(error)
                 .help("rockenv fsck")
-        })?);
-    }
-    Ok(entries)
+        })
+    });
+    entries.collect()
 }
 
 /// Clears the journal: the operations are done and recorded.
 pub(crate) fn clear(env: &Path) -> Result<()> {
-    if_exists(fs::remove_file(path(env))).map(drop)
+    remove(&path(env))
 }
 
 #[cfg(test)]

@@ -15,8 +15,7 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use super::Store;
 use super::check::names;
-use crate::engine::Root;
-use crate::plan::ids::{EnvId, ImageKey, LayerId, TreeId};
+use crate::plan::ids::{ImageKey, LayerId};
 pub(crate) use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
@@ -40,6 +39,10 @@ impl Store {
         }
     }
 
+    pub(super) fn layer_if(&self, id: Option<&LayerId>) -> Result<Option<Layer>> {
+        id.map_or(Ok(None), |id| self.layer(id))
+    }
+
     /// Returns the ids of all layers. Skips files whose names are not ids.
     pub(super) fn layer_ids(&self) -> Result<Vec<LayerId>> {
         let names = names(&self.root.join("layers"))?.into_iter();
@@ -53,12 +56,6 @@ impl Store {
             found.extend(self.layer(&id).ok().flatten());
         }
         Ok(found)
-    }
-
-    pub fn layers_of(&self, env: &EnvId) -> Result<Vec<LayerId>> {
-        let layers = self.layers()?.into_iter();
-        let made = layers.filter(|layer| layer.env.as_ref() == Some(env));
-        Ok(made.map(|layer| layer.id).collect())
     }
 
     /// Returns whether a layer may be used as a parent: it is safely on disk, or the machine did not restart since it
@@ -86,20 +83,15 @@ impl Store {
 
     /// Makes all layers of the current boot durable.
     pub fn make_all_durable(&self) -> Result<()> {
-        let mut fresh = Vec::new();
         let boot = boot_id();
-        for id in self.layer_ids()? {
-            if !self.layer_dir(&id).join("durable").exists()
-                && let Ok(Some(layer)) = self.layer(&id)
-                && layer.boot == boot
-            {
-                fresh.push(layer.id);
-            }
-        }
-        if fresh.is_empty() {
-            Ok(())
-        } else {
-            self.make_durable(&fresh)
+        let mut fresh = self.layer_ids()?;
+        fresh.retain(|id| {
+            !self.layer_dir(id).join("durable").exists()
+                && matches!(self.layer(id), Ok(Some(layer)) if layer.boot == boot)
+        });
+        match fresh.is_empty() {
+            true => Ok(()),
+            false => self.make_durable(&fresh),
         }
     }
 
@@ -148,17 +140,10 @@ impl Store {
             if whole.exists() {
                 return MergedDir::open(&[whole]);
             }
-            let (flat, found) = (directory.join("flat"), self.layer(&id)?);
-            let is_flat = flat.exists();
-            roots.push(if is_flat {
-                flat
-            } else {
-                directory.join("diff")
-            });
-            next = found
-                .ok_or_else(|| missing(&id))?
-                .parent
-                .filter(|_| !is_flat);
+            let found = self.layer(&id)?.ok_or_else(|| missing(&id))?;
+            let flat = Some(directory.join("flat")).filter(|flat| flat.exists());
+            next = found.parent.filter(|_| flat.is_none());
+            roots.push(flat.unwrap_or_else(|| directory.join("diff")));
         }
         roots.push(self.image_root(&self.image_below(layer, image_key)?));
         roots.retain(|root| root.exists());
@@ -225,66 +210,12 @@ impl Store {
         }
     }
 
-    /// Creates an empty live tree on `layer`, in an env's directory; returns its id.
-    pub fn checkout_tree(
-        &self,
-        env: &Path,
-        layer: Option<&LayerId>,
-        image_key: &ImageKey,
-    ) -> Result<TreeId> {
-        let id: TreeId = random_id()?.try_into()?;
-        let directory = env.join("trees").join(&id);
-        fs::create_dir_all(&directory)?;
-        let below = match layer {
-            Some(layer) => self.tree_files(&self.layer_dir(layer)),
-            None => self.known_image_root(image_key)?,
-        };
-        let files = self.tree_files(&directory);
-        match self.method() {
-            Method::Overlay => {
-                let upper = tree::overlay::Upper {
-                    diff: &files,
-                    work: &directory.join("work"),
-                };
-                tree::overlay::create_upper(upper, &below)?;
-            }
-            method @ (Method::Btrfs | Method::Reflink) => {
-                tree::clone_tree(method, &below, &files)?;
-            }
-        }
-        Ok(id)
-    }
-
     /// Returns the directory with the files of the live tree or the layer in `directory`.
     pub(super) fn tree_files(&self, directory: &Path) -> PathBuf {
         directory.join(match self.method() {
             Method::Overlay => "diff",
             Method::Btrfs | Method::Reflink => "root",
         })
-    }
-
-    /// Returns the root that an engine mounts for a live tree on `layer`.
-    pub fn tree_root(
-        &self,
-        env: &Path,
-        tree: &TreeId,
-        layer: Option<&LayerId>,
-        image_key: &ImageKey,
-    ) -> Result<Root> {
-        let directory = env.join("trees").join(tree);
-        match self.method() {
-            Method::Overlay => {
-                let work = directory.join("work");
-                // Absent if a freeze was interrupted before its rename.
-                fs::create_dir_all(&work)?;
-                Ok(Root::Overlay {
-                    lowers: self.lowers(layer, image_key)?,
-                    upper: directory.join("diff"),
-                    work,
-                })
-            }
-            Method::Btrfs | Method::Reflink => Ok(Root::Directory(directory.join("root"))),
-        }
     }
 
     /// Returns an id for a layer: its step's key, by which other envs find it, or else a random id. Only a clean
@@ -301,11 +232,11 @@ impl Store {
         Ok(format!("{}{}", random_id()?, random_id()?).try_into()?)
     }
 
-    /// Publishes a live tree, which must not be mounted, as a layer by one rename. Returns false if another layer has
-    /// taken its id. Refuses a tree whose files are gone: every env would use the layer, and none could.
-    pub fn publish(&self, env: &Path, tree: &TreeId, layer: &Layer) -> Result<bool> {
-        let directory = env.join("trees").join(tree);
-        if layer.kept.is_none() && !tree::is_there(&self.tree_files(&directory))? {
+    /// Publishes the live tree in `directory`, which must not be mounted, as a layer by one rename. Returns false if
+    /// another layer has taken its id. Refuses a tree whose files are gone: every env would use the layer, and none
+    /// could.
+    pub fn publish(&self, directory: &Path, layer: &Layer) -> Result<bool> {
+        if layer.kept.is_none() && !tree::is_there(&self.tree_files(directory))? {
             return Err(not_found!(
                 "the files of snapshot `{}` were deleted outside rockenv before it was made",
                 layer.title
@@ -316,7 +247,7 @@ impl Store {
             // The kernel keeps whiteouts and partial copies there.
             self.discard(&directory.join("work"))?;
         }
-        self.place(&directory, layer)
+        self.place(directory, layer)
     }
 
     /// Writes the description into a directory and makes it a layer. Returns false if another layer has taken its id:
@@ -401,14 +332,12 @@ mod tests {
     #[test]
     fn a_tree_whose_files_are_gone_becomes_no_layer() {
         let (directory, store) = Store::scratch();
-        let env = directory.path();
-        let tree: TreeId = "0123456789abcdef".parse().unwrap();
-        let place = env.join("trees").join(&tree);
-        fs::create_dir_all(&place).unwrap();
+        let tree = directory.path().join("tree");
+        fs::create_dir(&tree).unwrap();
         let layer = Layer::sample(LayerId::from(StepKey::from("key")));
-        store.publish(env, &tree, &layer).unwrap_err();
-        fs::create_dir(store.tree_files(&place)).unwrap();
-        assert!(store.publish(env, &tree, &layer).unwrap());
+        store.publish(&tree, &layer).unwrap_err();
+        fs::create_dir(store.tree_files(&tree)).unwrap();
+        assert!(store.publish(&tree, &layer).unwrap());
     }
 
     #[test]

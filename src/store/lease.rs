@@ -11,9 +11,9 @@ use super::check::is_busy;
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
 use crate::plan::ids::EnvName;
-use crate::sys::error::{Result, if_exists};
+use crate::sys::error::Result;
 
-const LEASE: &str = "lease";
+pub(super) const LEASE: &str = "lease";
 
 impl LockedEnv<'_> {
     /// Keeps layers and an image until the lock is released. Returns whether all of them still exist.
@@ -31,11 +31,6 @@ impl LockedEnv<'_> {
         }
         drop(shared);
         Ok(there)
-    }
-
-    /// Ends the lease of an earlier command.
-    pub(super) fn end_lease(&self) -> Result<()> {
-        if_exists(fs::remove_file(self.directory.join(LEASE))).map(drop)
     }
 }
 

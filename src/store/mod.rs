@@ -321,6 +321,11 @@ impl Store {
         fs::read_dir(self.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_none())
     }
 
+    /// Returns whether all live build volumes of an env are empty.
+    fn are_volumes_empty(&self, head: &record::Head) -> bool {
+        head.volumes.values().all(|id| self.is_volume_empty(id))
+    }
+
     /// Returns the names of the envs that have a record, sorted.
     pub fn envs(&self) -> Result<Vec<EnvName>> {
         let mut names = self.env_names()?;
@@ -449,10 +454,9 @@ mod tests {
         let (_directory, store) = Store::scratch();
         let name = EnvName::from("a");
         let env = store.env_dir(&name);
-        let text = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
-            "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
-            "head": {"tree": "t", "volumes": {"build": "v"}},
-            "snapshots": [], "steps": [], "failed": null, "complete": false}"#;
+        let mut record = Record::sample("e", jiff::Timestamp::UNIX_EPOCH);
+        record.head.tree = Some("t".into());
+        record.head.volumes = [("build".into(), "v".into())].into();
         let obscure = |path: &Path| fs::os::unix::fs::symlink(path, path).unwrap();
         let path = env.join("record.json");
         fs::create_dir_all(env.join("trees/t")).unwrap();
@@ -460,7 +464,7 @@ mod tests {
         assert_eq!(store.envs().unwrap(), std::slice::from_ref(&name));
         assert_eq!(store.users().unwrap().unreadable.len(), 1);
         fs::remove_file(&path).unwrap();
-        fs::write(&path, text).unwrap();
+        atomic::write_json(&path, &record).unwrap();
         let record = store.record(&name).unwrap().unwrap();
         obscure(&store.volume_dir(&"v".into()));
         assert_eq!(store.volumes_by_hand(&record).len(), 1);

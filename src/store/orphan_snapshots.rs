@@ -162,7 +162,7 @@ impl LockedEnv<'_> {
                 }),
             };
             // Under the lock, no other command can have made this layer.
-            self.store.publish(self.directory(), &frozen.tree, &layer)?;
+            self.store.publish(&self.tree_dir(&frozen.tree), &layer)?;
             parent = Some(layer.id.clone());
             made.push(layer.id);
         }

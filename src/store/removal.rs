@@ -11,6 +11,7 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::check::names;
+use super::env::remove;
 use super::journal::{self, JournalEntry};
 use super::snapshot::no_snapshot;
 use super::{Layer, LockedEnv, Record, Store, ephemeral};
@@ -267,7 +268,9 @@ impl LockedEnv<'_> {
         let mut layers = self.store.with_those_below(&tops);
         layers.extend(tops);
         // Includes layers that a killed command published and never recorded.
-        layers.extend(self.store.layers_of(&record.id)?);
+        let made = self.store.layers()?.into_iter();
+        let made = made.filter(|layer| layer.env.as_ref() == Some(&record.id));
+        layers.extend(made.map(|layer| layer.id));
         let layers = layers.into_iter().collect::<Vec<_>>();
         self.finish_removal(&record.id, &layers)
     }
@@ -292,7 +295,7 @@ impl LockedEnv<'_> {
         journal::clear(&self.directory)?;
         self.store.discard(&self.directory.join(REMOVED))?;
         // Done last: until then, the next command finds the remaining work.
-        self.disown()
+        remove(&self.directory.join(ephemeral::FILE))
     }
 }
 

@@ -8,8 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use fs_err as fs;
-
 use super::check::names;
 use super::lock::Lock;
 use super::shared::ARRIVING;
@@ -67,11 +65,7 @@ impl Store {
             return Ok(());
         }
         let mut objects = read_objects(&directory)?;
-        let mut object = Object {
-            socket: service.socket.clone(),
-            what: ObjectFilter::Image(name.clone()),
-            id: None,
-        };
+        let mut object = image_object(&service.socket, name.clone());
         objects.retain(|known| !known.is_same(&object));
         if !self.id()?.is_empty() {
             object.id = service.imported(&name, key)?;
@@ -100,12 +94,8 @@ impl Store {
     /// Returns the id of a store's image at a service, if it was copied there. Version 0.1.0 recorded images by a name
     /// that other users know, and took theirs for copies.
     pub fn imported_id(&self, socket: &Path, key: &ImageKey) -> Result<Option<String>> {
-        let own = Object {
-            socket: socket.to_owned(),
-            what: ObjectFilter::Image(self.imported(key)?),
-            id: None,
-        };
-        let objects = read_objects(&self.root().join("images").join(key))?;
+        let own = image_object(socket, self.imported(key)?);
+        let objects = read_objects(&self.image_dir(key))?;
         let found = objects.into_iter().find(|object| object.is_same(&own));
         Ok(found.and_then(|object| object.id))
     }
@@ -114,7 +104,7 @@ impl Store {
     pub fn services_of_images(&self) -> Result<BTreeSet<PathBuf>> {
         let mut sockets = BTreeSet::new();
         for image in self.images()? {
-            let objects = read_objects(&self.root().join("images").join(&image.key))?;
+            let objects = read_objects(&self.image_dir(&image.key))?;
             sockets.extend(objects.into_iter().map(|object| object.socket));
         }
         Ok(sockets)
@@ -208,15 +198,6 @@ impl LockedEnv<'_> {
     pub fn service(&self) -> Result<Option<Service>> {
         let socket = self.record().and_then(|record| record.service.as_ref());
         socket.map(|socket| Service::connect(socket)).transpose()
-    }
-
-    /// Creates a live tree that becomes a container once a command runs on it.
-    pub(super) fn checkout_service_tree(&self, socket: &Path) -> Result<TreeId> {
-        let tree: TreeId = random_id()?.try_into()?;
-        let directory = self.directory().join("trees").join(&tree);
-        fs::create_dir_all(&directory)?;
-        self.store.note_tree(&directory, socket, &tree)?;
-        Ok(tree)
     }
 
     /// Describes the container of a live tree. Refuses one that a copy of the store made: both would change it.
@@ -422,6 +403,14 @@ fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {
         not_found!("image `{name}` was deleted outside rockenv")
             .help("`rockenv up ...` builds the layers above it again")
     })
+}
+
+fn image_object(socket: &Path, name: String) -> Object {
+    Object {
+        socket: socket.to_owned(),
+        what: ObjectFilter::Image(name),
+        id: None,
+    }
 }
 
 fn read_objects(directory: &Path) -> Result<Vec<Object>> {

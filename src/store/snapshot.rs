@@ -75,10 +75,13 @@ impl LockedEnv<'_> {
         change: impl FnOnce(&mut Record),
     ) -> Result<LayerId> {
         let mut record = self.known_record()?.clone();
-        let directory = self.directory.join("trees").join(freeze.tree);
+        let directory = self.tree_dir(freeze.tree);
         // An interrupted freeze may have left frozen volumes.
         self.store.discard(&directory.join("volumes"))?;
-        let volumes = self.freeze_volumes(&record, &directory)?;
+        let volumes = record.head.volumes.iter();
+        let volumes = volumes
+            .map(|(name, id)| Ok((name.clone(), self.freeze_volume(&directory, name, id)?)))
+            .collect::<Result<_>>()?;
         let history = self.history_of(freeze)?;
         // Volumes that neither a step nor a command wrote to still have the content of the layer below.
         let is_changed = freeze.key.is_none() && self.is_changed_by_hand()?;
@@ -88,9 +91,8 @@ impl LockedEnv<'_> {
         let by_hand = record.head.by_hand().filter(|_| unsaved);
         let kept = match &record.service {
             Some(socket) => {
-                let mut volumes = record.head.volumes.values();
-                let bare =
-                    volumes.all(|id| self.store.is_volume_empty(id)) && history == History::Clean;
+                let is_empty = self.store.are_volumes_empty(&record.head);
+                let bare = is_empty && history == History::Clean;
                 Some(self.commit_tree(socket, freeze, bare)?)
             }
             None => None,
@@ -126,15 +128,11 @@ impl LockedEnv<'_> {
                 ..Snapshot::of(&layer, freeze.name.to_owned())
             };
             if record.trees().any(|known| known == freeze.tree) {
-                journal::begin(
-                    &self.directory,
-                    &JournalEntry::Freeze {
-                        tree: freeze.tree.clone(),
-                        snapshot: snapshot.clone(),
-                    },
-                )?;
+                let (tree, snapshot) = (freeze.tree.clone(), snapshot.clone());
+                let entry = JournalEntry::Freeze { tree, snapshot };
+                journal::begin(&self.directory, &entry)?;
             }
-            if self.store.publish(&self.directory, freeze.tree, &layer)? {
+            if self.store.publish(&directory, &layer)? {
                 break snapshot;
             }
         };
@@ -157,8 +155,7 @@ impl LockedEnv<'_> {
         self.remove_frozen(freeze.tree);
         journal::clear(&self.directory)?;
         if let Some(tree) = dropped {
-            self.store
-                .discard(&self.directory.join("trees").join(tree))?;
+            self.store.discard(&self.tree_dir(&tree))?;
         }
         if let Some(layer) = replaced {
             self.store.remove_unused_layers(&[layer])?;
@@ -193,17 +190,6 @@ impl LockedEnv<'_> {
         let store = self.store;
         let attempt = store.whole_attempt(self.name(), self.known_record()?)?;
         Ok(attempt.filter(|_| freeze.key.is_none()))
-    }
-
-    fn freeze_volumes(
-        &self,
-        record: &Record,
-        tree: &Path,
-    ) -> Result<BTreeMap<VolumeName, VolumeState>> {
-        let volumes = record.head.volumes.iter();
-        volumes
-            .map(|(name, id)| Ok((name.clone(), self.freeze_volume(tree, name, id)?)))
-            .collect()
     }
 
     fn freeze_volume(&self, tree: &Path, name: &str, id: &VolumeId) -> Result<VolumeState> {
@@ -370,9 +356,8 @@ impl LockedEnv<'_> {
             false => None,
         };
         // A volume that no snapshot contains has no other copy.
-        let mut volumes = self.known_record()?.head.volumes.values();
-        let restore =
-            self.store.freezes_volumes() || volumes.all(|id| self.store.is_volume_empty(id));
+        let head = &self.known_record()?.head;
+        let restore = self.store.freezes_volumes() || self.store.are_volumes_empty(head);
         self.move_to_layer(Vec::new(), &layer, restore)?;
         self.update(|record| record.complete = is_complete)?;
         Ok(kept)
