@@ -14,7 +14,6 @@ use crate::plan::ninja_log::{self, Command};
 use crate::sys::error::Result;
 use crate::tree::file;
 
-/// Name of ninja's log.
 const LOG: &str = ".ninja_log";
 /// Maximum depth of the search: TheRock's builds are four levels down, LLVM's own two more.
 const DEPTH: usize = 8;
@@ -39,36 +38,34 @@ pub(crate) struct BuildLog {
 /// Returns the directories below `top` in which ninja ran. Does not descend into directories that hold only build
 /// results.
 pub(crate) fn find(top: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut left = ENTRIES;
-    find_below(top, Path::new(""), 0, &mut left, &mut found);
-    found
-}
-
-fn find_below(top: &Path, below: &Path, depth: usize, left: &mut usize, found: &mut Vec<PathBuf>) {
-    let entries = fs::read_dir(top.join(below)).into_iter().flatten();
-    for entry in entries.flatten() {
-        let Some(rest) = left.checked_sub(1) else {
-            return;
-        };
-        *left = rest;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let Ok(kind) = entry.file_type() else {
-            continue;
-        };
-        let built = matches!(&*name, "stage" | "dist" | "stamp" | "CMakeFiles");
-        if kind.is_file() && name == LOG {
-            found.push(below.to_owned());
-        } else if kind.is_dir()
-            && depth < DEPTH
-            && !built
-            && !name.starts_with('.')
-            && !name.starts_with("artifacts")
-        {
-            find_below(top, &below.join(entry.file_name()), depth + 1, left, found);
+    let (mut found, mut left) = (Vec::new(), ENTRIES);
+    let mut waiting = vec![PathBuf::new()];
+    while let Some(below) = waiting.pop() {
+        let entries = fs::read_dir(top.join(&below)).into_iter().flatten();
+        for entry in entries.flatten() {
+            if left == 0 {
+                return found;
+            }
+            left -= 1;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let Ok(kind) = entry.file_type() else {
+                continue;
+            };
+            let built = matches!(&*name, "stage" | "dist" | "stamp" | "CMakeFiles");
+            if kind.is_file() && name == LOG {
+                found.push(below.clone());
+            } else if kind.is_dir()
+                && below.components().count() < DEPTH
+                && !built
+                && !name.starts_with('.')
+                && !name.starts_with("artifacts")
+            {
+                waiting.push(below.join(entry.file_name()));
+            }
         }
     }
+    found
 }
 
 /// Returns when the log of a build directory was written.
@@ -84,7 +81,6 @@ pub(crate) fn read(top: &Path, below: &Path) -> Option<BuildLog> {
     Some(BuildLog { modified, commands })
 }
 
-/// Reads a text file of a build.
 pub(crate) fn text(top: &Path, path: &Path) -> Option<String> {
     let bytes = file::read_up_to(top, path, LARGEST).ok()??;
     Some(String::from_utf8_lossy(&bytes).into_owned())
