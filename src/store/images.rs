@@ -56,7 +56,6 @@ impl TaskContext<'_> {
 }
 
 impl Image {
-    /// Computes the key from the other fields.
     pub fn computed_key(&self) -> Result<ImageKey> {
         let failed = |error| unexpected!("cannot encode an image").source(error);
         let packages = serde_json::to_vec(&self.packages).map_err(failed)?;
@@ -207,8 +206,23 @@ impl Store {
         let built = self
             .build_image(&work, recipe, source_date, cx)
             .context(|| format!("cannot build image `{name}`"))?;
-        let mut image = describe(name, digest, built)?;
-        image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
+        let os = &built.os_release;
+        let mut image = Image {
+            // The other fields determine the key.
+            key: digest.parse()?,
+            name: name.to_owned(),
+            recipe: digest.parse()?,
+            resolved: built.resolved,
+            env: built.env,
+            digest: built.digest,
+            built: Timestamp::now(),
+            source_date: built.source_date,
+            distribution: format!("{} {}", os.id, os.version_id).trim().to_owned(),
+            packages: built.packages,
+            bytes: built.bytes,
+            took_ms: u64::try_from(started.elapsed().as_millis()).ok(),
+        };
+        image.key = image.computed_key()?;
         Ok((work, image))
     }
 
@@ -363,28 +377,6 @@ impl Store {
         }
         built
     }
-}
-
-fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
-    let mut image = Image {
-        // The other fields determine the key.
-        key: recipe.parse()?,
-        name: name.to_owned(),
-        recipe: recipe.parse()?,
-        resolved: built.resolved,
-        env: built.env,
-        digest: built.digest,
-        built: Timestamp::now(),
-        source_date: built.source_date,
-        distribution: format!("{} {}", built.os_release.id, built.os_release.version_id)
-            .trim()
-            .to_owned(),
-        packages: built.packages,
-        bytes: built.bytes,
-        took_ms: None,
-    };
-    image.key = image.computed_key()?;
-    Ok(image)
 }
 
 #[cfg(test)]
