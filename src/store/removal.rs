@@ -72,11 +72,8 @@ fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
     let [own, beside] = PLACES;
     let within = names(&env.join(REMOVED_SNAPSHOTS))?.into_iter();
     let mut marks: Vec<_> = within.map(|mark| (own, mark)).collect();
-    for name in names(env)? {
-        if let Some(mark) = name.strip_prefix(beside) {
-            marks.push((beside, mark.to_owned()));
-        }
-    }
+    let names = names(env)?.into_iter();
+    marks.extend(names.filter_map(|name| Some((beside, name.strip_prefix(beside)?.to_owned()))));
     Ok(marks)
 }
 
@@ -122,9 +119,8 @@ pub(super) fn leave_out_removed(env: &Path, record: &mut Record) -> Result<()> {
             let four = four.and_then(|digit| u8::from_str_radix(digit, 16).ok());
             four.is_none_or(|four| (four >> (index % 4)) & 1 == 0)
         };
-        let stays = some.iter().enumerate();
-        let stays = stays.filter(|(index, _)| is_kept(*index));
-        kept.extend(stays.map(|(_, snapshot)| snapshot.clone()));
+        let indexed = some.iter().enumerate();
+        kept.extend(indexed.filter_map(|(index, one)| is_kept(index).then(|| one.clone())));
     }
     record.snapshots = kept;
     Ok(())
@@ -374,20 +370,13 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::plan::record::Origin;
 
     #[test]
     fn any_number_of_snapshots_can_be_marked_as_removed() {
         let directory = tempfile::tempdir().unwrap();
         let env = directory.path();
-        let snapshot = |number: usize| Snapshot {
-            name: format!("s{number}"),
-            layer: "layer".into(),
-            key: None,
-            origin: Origin::User,
-            again: false,
-            created: Timestamp::UNIX_EPOCH,
-        };
+        let layer = Layer::sample("layer".into());
+        let snapshot = |number: usize| Snapshot::of(&layer, format!("s{number}"));
         let record = Record {
             snapshots: (0..2000).map(snapshot).collect(),
             ..Record::sample("id", Timestamp::UNIX_EPOCH)
