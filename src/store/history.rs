@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::layer::{Layer, VolumeState};
+use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::plan::ids::{LayerId, StepKey};
 pub(crate) use crate::plan::layer::{ByHand, History, Moment, VolumesFrom};
@@ -91,7 +92,6 @@ impl Layer {
         self.kept.as_ref().map(|kept| kept.socket.as_path()) == service
     }
 
-    /// Returns whether it is the result of a clean build.
     pub fn is_clean(&self) -> bool {
         self.history == History::Clean
     }
@@ -154,24 +154,23 @@ impl LockedEnv<'_> {
         sees_volumes: bool,
         began: Timestamp,
     ) -> Result<()> {
-        let mut from = self.known_record()?.head.volumes_from();
+        let head = &self.known_record()?.head;
+        let mut from = head.volumes_from();
         if from.history != History::Clean && self.begins_empty()? {
             from = VolumesFrom {
-                layer: self.known_record()?.head.layer.clone(),
+                layer: head.layer.clone(),
                 history: History::Clean,
             };
         }
         if from.history == History::Clean
             && let Some(by_hand) = self.foreign_files(&from, key)?
         {
-            let head = &self.known_record()?.head;
             let on = from.layer.clone().or_else(|| head.layer.clone());
             from.history = History::Incremental { on, by_hand };
         }
         if from.history != History::Clean {
             from.layer = self.begun_below(from.layer, key)?;
         }
-        let head = &self.known_record()?.head;
         let is_recorded = head.volumes.is_empty() || head.volumes_from.as_ref() == Some(&from);
         if !is_recorded || head.by_hand().is_some() {
             // The history now covers what commands wrote. Later changes are the step's.
@@ -233,13 +232,21 @@ impl LockedEnv<'_> {
         Ok((!is_compared && self.is_changed_by_hand()?).then_some(true))
     }
 
-    /// Returns the history of a layer made from the env's tree on `parent`.
-    pub(super) fn history_on(&self, parent: Option<&LayerId>) -> Result<History> {
+    /// Returns the history of the layer that a tree becomes.
+    pub(super) fn history_of(&self, freeze: &Freeze<'_>) -> Result<History> {
+        if self.is_joined()? {
+            // The command's files are indistinguishable from the step's.
+            return Ok(History::Incremental {
+                on: freeze.parent.cloned(),
+                by_hand: true,
+            });
+        }
+        if let Some(history) = &freeze.history {
+            return Ok(history.clone());
+        }
         let live = self.known_record()?.head.volumes_from().history;
-        let parent = match (&live, parent) {
-            (History::Clean, Some(parent)) => self.store.layer(parent)?,
-            (History::Clean | History::Incremental { .. }, _) => None,
-        };
+        let parent = freeze.parent.filter(|_| live == History::Clean);
+        let parent = self.store.layer_if(parent)?;
         Ok(parent.map_or(live, |parent| parent.history))
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::attempt::{ATTEMPT, Attempt, RUNNING};
+use super::attempt::{ATTEMPT, RUNNING};
 use super::history::{ByHand, History, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
@@ -99,7 +99,8 @@ impl LockedEnv<'_> {
         };
         // Under the global lock, no command deletes a layer between the check and the record that names it.
         let shared = self.store.lock_shared()?;
-        let begun = self.begun_in(freeze)?;
+        let begun = self.store.whole_attempt(self.name(), &record)?;
+        let begun = begun.filter(|_| freeze.key.is_none());
         let mut layer = Layer {
             id: self.store.random_layer_id()?,
             key: freeze.key.cloned(),
@@ -163,33 +164,14 @@ impl LockedEnv<'_> {
         Ok(id)
     }
 
-    fn history_of(&self, freeze: &Freeze<'_>) -> Result<History> {
-        match &freeze.history {
-            // The command's files are indistinguishable from the step's.
-            _ if self.is_joined()? => Ok(History::Incremental {
-                on: freeze.parent.cloned(),
-                by_hand: true,
-            }),
-            Some(history) => Ok(history.clone()),
-            None => self.history_on(freeze.parent),
-        }
-    }
-
     /// Returns the origins of the sources that the build volumes were built from, if known: a rollback does not restore
     /// the spec.
     fn origins(&self) -> Result<Option<BTreeMap<String, String>>> {
         let (store, name) = (self.store, self.name());
-        let last = store.spec(name).ok();
-        last.map_or(Ok(None), |last| {
-            store.origins_in_volumes(name, self.known_record()?, &last)
-        })
-    }
-
-    /// Returns the step that began on the build volumes, for a snapshot that no step makes.
-    fn begun_in(&self, freeze: &Freeze<'_>) -> Result<Option<Attempt>> {
-        let store = self.store;
-        let attempt = store.whole_attempt(self.name(), self.known_record()?)?;
-        Ok(attempt.filter(|_| freeze.key.is_none()))
+        let Ok(last) = store.spec(name) else {
+            return Ok(None);
+        };
+        store.origins_in_volumes(name, self.known_record()?, &last)
     }
 
     fn freeze_volume(&self, tree: &Path, name: &str, id: &VolumeId) -> Result<VolumeState> {
@@ -292,7 +274,6 @@ impl LockedEnv<'_> {
         Ok(volumes)
     }
 
-    /// Freezes the current state of the env.
     pub fn snapshot(&mut self, name: &str, origin: Origin) -> Result<()> {
         check_name(name)?;
         if self.known_record()?.snapshot(name).is_some() {
