@@ -87,14 +87,8 @@ impl<'a> AddedUser<'a> {
                 paths.push(path);
             }
         }
-        let inodes = paths
-            .iter()
-            .map(|path| Ok(self.here(path)?.map(|found| found.ino())));
-        Ok(inodes
-            .collect::<Result<Vec<_>>>()?
-            .into_iter()
-            .flatten()
-            .collect())
+        let found = paths.iter().filter_map(|path| self.here(path).transpose());
+        found.map(|found| Ok(found?.ino())).collect()
     }
 
     /// Returns the metadata of a path in the tree.

@@ -224,7 +224,6 @@ impl LockedEnv<'_> {
         remove(&self.directory.join(RUNNING))
     }
 
-    /// Deletes the record of a begun step.
     pub fn end_attempt(&self) -> Result<()> {
         remove(&self.directory.join(JOINED))?;
         remove(&self.directory.join(ATTEMPT))

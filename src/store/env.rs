@@ -81,13 +81,11 @@ pub(crate) fn env_named(name: &EnvName) -> String {
     format!("env `{name}`")
 }
 
-/// Name of the resolved spec in an env's directory.
 const SPEC: &str = "spec.toml";
 /// Size of `metrics.jsonl`, in bytes, from which the older half of its rows goes: some ten thousand rows.
 pub(super) const MOST_METRICS: u64 = 4 << 20;
 
 impl Store {
-    /// Reads an env's resolved spec.
     pub fn spec(&self, name: &EnvName) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
         let text = if_exists(fs::read_to_string(&path))?.ok_or_else(|| {
@@ -164,12 +162,11 @@ impl LockedEnv<'_> {
         self.lock.as_fd()
     }
 
-    /// Returns the record, if the env exists.
     pub fn record(&self) -> Option<&Record> {
         self.record.as_ref()
     }
 
-    /// Returns the record of an existing env.
+    /// Returns the record; fails if the env does not exist.
     pub fn known_record(&self) -> Result<&Record> {
         self.record
             .as_ref()
@@ -416,9 +413,7 @@ impl LockedEnv<'_> {
         Ok(tree)
     }
 
-    /// Returns the root that an engine mounts for `tree` on `layer`.
-    ///
-    /// `key` is the key of the step that runs on the tree.
+    /// Returns the root that an engine mounts for `tree` on `layer`. `key` is that of the step that runs on the tree.
     pub fn root(
         &self,
         tree: &TreeId,

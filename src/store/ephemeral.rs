@@ -19,7 +19,6 @@ use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result, if_exists};
 use crate::sys::host::system_text;
 
-/// Name of the file in an env's directory.
 pub(super) const FILE: &str = "ephemeral";
 
 /// The command that owns an ephemeral env.
@@ -57,7 +56,6 @@ impl Owner {
     }
 }
 
-/// Returns when a process began.
 fn start_of(pid: u32) -> Option<u64> {
     let text = system_text(format!("/proc/{pid}/stat")).ok()?;
     // pid (name) state ..., and the name may contain anything; the start time is the 22nd field.
@@ -162,7 +160,6 @@ impl Store {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Left(_)))
     }
 
-    /// Returns the envs that killed ephemeral commands left.
     pub fn abandoned(&self) -> Result<Vec<EnvName>> {
         let mut names = self.env_names()?;
         names.retain(|name| self.is_abandoned(name));

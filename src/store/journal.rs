@@ -19,11 +19,7 @@ use crate::sys::error::{Result, if_exists};
 #[serde(rename_all = "lowercase")]
 pub(crate) enum JournalEntry {
     /// A live tree, or that of a failed step, is about to become the layer of a snapshot.
-    Freeze {
-        tree: TreeId,
-        /// The snapshot it becomes.
-        snapshot: Snapshot,
-    },
+    Freeze { tree: TreeId, snapshot: Snapshot },
     /// Discard a fork that has no record yet.
     Remove {
         /// The env's id, which names its volumes.

@@ -81,7 +81,6 @@ impl Store {
             .collect()
     }
 
-    /// Makes all layers of the current boot durable.
     pub fn make_all_durable(&self) -> Result<()> {
         let boot = boot_id();
         let mut fresh = self.layer_ids()?;

@@ -141,7 +141,6 @@ impl Lock {
         Ok(is_taken.then_some(Self { file }))
     }
 
-    /// Takes the lock in shared mode.
     pub fn shared(path: &Path, what: &str, wait: Duration) -> Result<Self> {
         let file = open(path)?;
         let take = || Ok(is_taken(file.file().try_lock_shared())?.then_some(()));
@@ -259,7 +258,6 @@ fn takers(locks: &str, inode: u64, kind: &str) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Opens a lock file, creating it if it is missing.
 fn open(path: &Path) -> Result<fs::File> {
     use fs_err::os::unix::fs::OpenOptionsExt as _;
     fs::OpenOptions::new()

@@ -119,7 +119,6 @@ struct Format {
 }
 
 impl Format {
-    /// Describes the store at `root`.
     fn write(root: &Path, method: Method) -> Result<()> {
         let version = VERSION;
         atomic::write_json(&root.join("format"), &Self { version, method })
@@ -135,7 +134,6 @@ pub struct Store {
 /// Help for a store that cannot be at the requested path.
 const OTHER_HOME: &str = "choose another directory with --home or ROCKENV_HOME";
 
-/// The version field of a description.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,

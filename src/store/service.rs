@@ -22,7 +22,6 @@ use crate::sys::atomic::{self, random_id};
 use crate::sys::error::Result;
 use crate::sys::signals::stop_if_pending;
 
-/// Name of the list of objects.
 const OBJECTS: &str = "objects.json";
 /// Once an image has this many layers, the next snapshot is merged into one: Docker's overlays allow 125.
 const MAX_LAYERS: usize = 100;
@@ -391,10 +390,9 @@ impl LockedEnv<'_> {
 
     /// Returns by how much a live tree is larger than its parent, in bytes. The tree's container must not be running.
     pub fn written_at_service(&self, tree: &TreeId) -> Result<Option<u64>> {
-        let Some(service) = self.service()? else {
-            return Ok(None);
-        };
-        Ok(Some(service.sizes(&self.container_name(tree))?.0))
+        let service = self.service()?;
+        let written = |service: Service| Ok(service.sizes(&self.container_name(tree))?.0);
+        service.map(written).transpose()
     }
 }
 

@@ -128,7 +128,7 @@ impl Store {
 
     /// Starts a process that empties the trash and writes new layers to disk, without waiting for it.
     pub fn start_background(&self, program: &Path) -> Result<()> {
-        let child = std::process::Command::new(program)
+        std::process::Command::new(program)
             .arg("__reap")
             .arg(&self.root)
             .env_clear()
@@ -137,9 +137,8 @@ impl Store {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .context(|| format!("cannot start `{}`", program.display()))?;
-        drop(child);
-        Ok(())
+            .context(|| format!("cannot start `{}`", program.display()))
+            .map(drop)
     }
 }
 
