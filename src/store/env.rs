@@ -10,7 +10,6 @@ use jiff::Timestamp;
 
 use super::check::names;
 use super::ephemeral::{Fate, Reaped};
-use super::history::ByHand;
 use super::journal::{self, JournalEntry};
 use super::lease::LEASE;
 use super::snapshot::push_snapshot;
@@ -206,8 +205,7 @@ impl LockedEnv<'_> {
         atomic::write(&self.directory.join(SPEC), text.as_bytes())
     }
 
-    /// Appends a row to `metrics.jsonl`, which outlives the env's steps. Every `up` reads all rows, so a long file
-    /// loses its older half.
+    /// Appends a row to `metrics.jsonl`. Every `up` reads all rows, so a long file loses its older half.
     pub fn add_metrics(&self, row: &Past) -> Result<()> {
         let line = serde_json::to_vec(row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
@@ -244,8 +242,7 @@ impl LockedEnv<'_> {
         self.commit(record)
     }
 
-    /// Ends running processes, finishes the journal, and discards data that the record does not name. Discards the
-    /// whole env if its owning command is gone.
+    /// Ends running processes, finishes the journal, and discards unnamed data, or the env if its command is gone.
     fn recover(&mut self) -> Result<()> {
         let ended = ContainerRecord::recover(&self.run_dir())?;
         self.apply_journal(ended.is_some())?;
@@ -283,12 +280,9 @@ impl LockedEnv<'_> {
                         && record.trees().any(|known| *known == tree)
                     {
                         record.used = record.used.max(snapshot.created);
-                        // If volumes are not frozen, no snapshot contains what a command wrote there.
                         let unsaved = snapshot.key.is_none() && !self.store.freezes_volumes();
-                        let by_hand = record.head.by_hand().filter(|_| unsaved);
                         let head = record.head.clone();
-                        push_snapshot(&mut record, snapshot, layer.history);
-                        record.head.by_hand = by_hand.map(ByHand::Since);
+                        push_snapshot(&mut record, snapshot, layer.history, unsaved);
                         if head.tree.as_ref() != Some(&tree) {
                             // A snapshot of a failed step's tree leaves the env where it is.
                             (record.head, record.failed) = (head, None);
@@ -310,7 +304,12 @@ impl LockedEnv<'_> {
             }
         }
         self.remove_strays()?;
-        self.discard_unfinished()?;
+        // What a killed command did not finish writing, and a running `join_attempt`, which expects that.
+        for name in names(&self.directory)? {
+            if name.starts_with(atomic::PREFIX) {
+                self.store.discard(&self.directory.join(name))?;
+            }
+        }
         self.collect_garbage()
     }
 
@@ -335,24 +334,9 @@ impl LockedEnv<'_> {
         self.put(record)
     }
 
-    /// Discards files that a killed command did not finish writing, and those of a running `join_attempt`, which
-    /// expects that.
-    fn discard_unfinished(&self) -> Result<()> {
-        for name in names(&self.directory)? {
-            if name.starts_with(atomic::PREFIX) {
-                self.store.discard(&self.directory.join(name))?;
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn collect_garbage(&self) -> Result<()> {
-        let trees: BTreeSet<&str> = self
-            .record
-            .iter()
-            .flat_map(Record::trees)
-            .map(TreeId::as_str)
-            .collect();
+        let trees = self.record.iter().flat_map(Record::trees);
+        let trees: BTreeSet<&str> = trees.map(TreeId::as_str).collect();
         let directory = self.directory.join("trees");
         for name in names(&directory)? {
             if !trees.contains(name.as_str()) {
@@ -370,8 +354,7 @@ impl LockedEnv<'_> {
         self.store.tree_dir(&self.name, tree)
     }
 
-    /// Creates a live tree on `layer` without adding it to the record. At a service, it becomes a container once a
-    /// command runs on it.
+    /// Creates a live tree on `layer`, not in the record. At a service, the first command on it makes its container.
     pub fn checkout_tree(&self, layer: Option<&LayerId>) -> Result<TreeId> {
         let record = self.known_record()?;
         let (store, id) = (self.store, TreeId::try_from(random_id()?)?);

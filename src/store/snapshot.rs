@@ -67,8 +67,7 @@ impl<'a> Freeze<'a> {
 }
 
 impl LockedEnv<'_> {
-    /// Freezes a tree as a layer, adds its snapshot to the record, and moves the env to the layer. `change` can make
-    /// further changes in the same commit.
+    /// Freezes a tree as a layer and moves the env to its snapshot. `change` makes further changes in the same commit.
     pub fn freeze(
         &mut self,
         freeze: &Freeze<'_>,
@@ -86,9 +85,7 @@ impl LockedEnv<'_> {
         // Volumes that neither a step nor a command wrote to still have the content of the layer below.
         let is_changed = freeze.key.is_none() && self.is_changed_by_hand()?;
         let unchanged = (freeze.key.is_none() && !is_changed).then(|| record.head.volumes_from());
-        // If volumes are not frozen, no snapshot contains what a command wrote there.
         let unsaved = is_changed && !self.store.freezes_volumes();
-        let by_hand = record.head.by_hand().filter(|_| unsaved);
         let kept = match &record.service {
             Some(socket) => {
                 let is_empty = self.store.are_volumes_empty(&record.head);
@@ -141,8 +138,7 @@ impl LockedEnv<'_> {
         let live = record.head.tree.clone().filter(|tree| tree != freeze.tree);
         let replaced = record.snapshot(freeze.name).map(|old| old.layer.clone());
         let replaced = replaced.filter(|old| *old != id);
-        push_snapshot(&mut record, snapshot, history);
-        record.head.by_hand = by_hand.map(ByHand::Since);
+        push_snapshot(&mut record, snapshot, history, unsaved);
         if let Some(from) = unchanged {
             record.head.volumes_from = Some(from);
         }
@@ -164,8 +160,7 @@ impl LockedEnv<'_> {
         Ok(id)
     }
 
-    /// Returns the origins of the sources that the build volumes were built from, if known: a rollback does not restore
-    /// the spec.
+    /// Returns the origins of the build volumes' sources, if known: a rollback does not restore the spec.
     fn origins(&self) -> Result<Option<BTreeMap<String, String>>> {
         let (store, name) = (self.store, self.name());
         let Ok(last) = store.spec(name) else {
@@ -224,8 +219,7 @@ impl LockedEnv<'_> {
             record.snapshots.retain(|known| known.name != snapshot.name);
             record.snapshots.push(snapshot);
         }
-        // Locked only now, because copying volumes takes longer. Under the lock, no command deletes the layer before
-        // the record names it.
+        // Locked only after volumes are copied. No command deletes the layer before the record names it.
         let shared = self.store.lock_shared()?;
         self.store.layer(layer)?.ok_or_else(removed)?;
         self.commit(record)?;
@@ -234,8 +228,7 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    /// Moves the env to the bare image, with empty volumes. The content of the old volumes is lost unless a snapshot
-    /// has it.
+    /// Moves the env to the bare image. The content of the volumes is lost unless a snapshot has it.
     pub fn reset(&mut self) -> Result<()> {
         self.update(|record| {
             record.head = Head::default();
@@ -288,8 +281,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Renames manual snapshots that have the name of a step, whose snapshot would replace them. Returns the old and
-    /// the new names.
+    /// Renames manual snapshots that a step's snapshot would replace. Returns the old and the new names.
     pub fn make_room(&mut self, steps: &BTreeSet<&str>) -> Result<Vec<(String, String)>> {
         let mut record = self.known_record()?.clone();
         let mut renamed = Vec::new();
@@ -312,8 +304,7 @@ impl LockedEnv<'_> {
         Ok(renamed)
     }
 
-    /// Goes back to a snapshot by a single commit of the record. Keeps state that no snapshot contains as a new
-    /// snapshot, and returns its name.
+    /// Goes back to a snapshot. Keeps state that no snapshot contains as a new one, and returns its name.
     pub fn rollback(&mut self, name: &str) -> Result<Option<String>> {
         let record = self.known_record()?;
         let snapshot = record.snapshot(name);
@@ -397,8 +388,7 @@ impl LockedEnv<'_> {
         self.save_spec(&spec)?;
         self.copy_file(from, lock_files::COPY)?;
         self.copy_file(from, RUNNING)?;
-        // A command that removes layers under the store's lock must not miss this record and then read a later record
-        // of `from`.
+        // Whoever removes layers under the store's lock must not miss this record and read a later one of `from`.
         let shared = self.store.lock_shared()?;
         self.commit(record)?;
         drop(shared);
@@ -417,14 +407,21 @@ impl LockedEnv<'_> {
     }
 }
 
-/// Adds a snapshot and moves the env to it.
-pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot, history: History) {
+/// Adds a snapshot and moves the env to it. `unsaved`: it does not contain what a command wrote to build volumes,
+/// because they are not frozen.
+pub(super) fn push_snapshot(
+    record: &mut Record,
+    snapshot: Snapshot,
+    history: History,
+    unsaved: bool,
+) {
+    let by_hand = record.head.by_hand().filter(|_| unsaved);
     record.head.volumes_from = Some(VolumesFrom {
         layer: Some(snapshot.layer.clone()),
         history,
     });
     record.head.layer = Some(snapshot.layer.clone());
-    (record.head.tree, record.head.by_hand) = (None, None);
+    (record.head.tree, record.head.by_hand) = (None, by_hand.map(ByHand::Since));
     record.snapshots.retain(|known| known.name != snapshot.name);
     record.snapshots.push(snapshot);
 }
