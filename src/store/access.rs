@@ -25,8 +25,7 @@ pub(super) const PRIVATE: [&str; 6] = ["envs", "images", "layers", "trash", "blo
 pub(super) const SHARED: [&str; 3] = ["caches", "outputs", "sources"];
 /// Mode of both kinds, before access for single users is added.
 pub(super) const MODE: u32 = 0o700;
-/// Depth at which users' files lie below each of [`SHARED`]: `caches/<name>`, `sources/<name>`,
-/// `outputs/<env>/<name>`.
+/// Depth of users' files below each of [`SHARED`]: `caches/<name>`, `outputs/<env>/<name>`, `sources/<name>`.
 const DEPTH: [usize; 3] = [1, 2, 1];
 
 /// Makes one of the store's own directories, unless it exists.

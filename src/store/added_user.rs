@@ -1,5 +1,4 @@
-//! Owns distinguishing the account and home that rockenv adds to an env's tree, for the first command of the build
-//! user, from changes that commands made there.
+//! Owns distinguishing the build user's account and home, which rockenv adds to an env's tree, from other changes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -57,8 +56,7 @@ impl<'a> AddedUser<'a> {
         Ok(true)
     }
 
-    /// Returns the inodes of a whole tree that only adding the user changed; empty if anything else changed in these
-    /// places.
+    /// Returns the inodes of a whole tree that only adding the user changed; empty if anything else changed there.
     pub(super) fn inodes(&self) -> Result<BTreeSet<u64>> {
         let home = self.home();
         let (Some(above), true) = (home.parent(), self.is_new_home(home)?) else {

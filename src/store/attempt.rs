@@ -37,8 +37,7 @@ pub struct Attempt {
     pub began: Option<Timestamp>,
 }
 
-/// Returns the first line of the attempt file. It names the volumes: an attempt on replaced volumes says nothing
-/// about the current ones.
+/// Returns the first line of the attempt file. Its volumes tell whether the attempt was on the current ones.
 fn attempt_line(key: &StepKey, record: &Record) -> String {
     let volumes: Vec<&str> = record.head.volumes.values().map(VolumeId::as_str).collect();
     format!("{key} {}", volumes.join(" "))
@@ -175,8 +174,7 @@ impl Store {
 impl LockedEnv<'_> {
     /// Records that a step begins. Until the step succeeds, the build volumes contain its partial work.
     ///
-    /// Synced if the env has volumes: after a power failure, the step's writes must not pass for the state of the
-    /// layer below.
+    /// Synced if the env has volumes: after a power failure, they must not pass for those of the layer below.
     pub(super) fn begin_attempt(
         &self,
         key: &StepKey,

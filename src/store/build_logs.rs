@@ -1,5 +1,4 @@
-//! Owns finding the logs that ninja keeps in build volumes, and those of the same build in other envs. The volumes are
-//! untrusted.
+//! Owns finding ninja's logs in build volumes, which are untrusted, and those of the same build in other envs.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -24,8 +23,7 @@ const ENTRIES: usize = 1_000_000;
 /// Number of earlier builds, newest first, whose times are used.
 const EARLIER: usize = 4;
 
-/// How long ninja's log may be on disk before an output that it names: Linux writes files after 30 seconds, on laptops
-/// after a minute.
+/// How long ninja's log may be on disk before its outputs: Linux writes files after 30 seconds, on laptops after 60.
 const UNWRITTEN: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
@@ -35,8 +33,7 @@ pub(crate) struct BuildLog {
     pub commands: Vec<Command>,
 }
 
-/// Returns the directories below `top` in which ninja ran. Does not descend into directories that hold only build
-/// results.
+/// Returns the directories below `top` in which ninja ran. Skips directories that hold only build results.
 pub(crate) fn find(top: &Path) -> Vec<PathBuf> {
     let (mut found, mut left) = (Vec::new(), ENTRIES);
     let mut waiting = vec![PathBuf::new()];
@@ -109,8 +106,7 @@ pub(super) fn cut(tops: &[PathBuf]) {
 }
 
 impl Store {
-    /// Returns the time of each command in earlier runs of the same build, by its first output: from the newest logs
-    /// in envs and snapshots.
+    /// Returns the time of each command in earlier runs of the same build, by its first output, from the newest logs.
     pub(crate) fn earlier_builds(
         &self,
         volume: &VolumeName,

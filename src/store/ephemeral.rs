@@ -166,8 +166,7 @@ impl Store {
         Ok(names)
     }
 
-    /// Removes envs that killed ephemeral commands left. An env in use, for example by an `exec`, stays for the next
-    /// time. Returns the removed envs, and errors.
+    /// Removes envs that killed ephemeral commands left, except those in use. Returns the removed envs, and errors.
     pub fn reap(&self) -> Result<(Vec<Reaped>, Vec<Error>)> {
         let (mut reaped, mut wrong) = (Vec::new(), Vec::new());
         for name in self.abandoned()? {
@@ -197,8 +196,7 @@ impl LockedEnv<'_> {
         .help("wait until it ends, or build another env: rockenv up ... --name NEW"))
     }
 
-    /// Returns whether the env still ends with this command: it may have been removed, and even recreated under its
-    /// name.
+    /// Returns whether the env still ends with this command: it may have been removed, and even recreated.
     pub fn is_owned(&self) -> Result<bool> {
         Ok(matches!(self.fate()?, Fate::Owned(Some(owner)) if owner.is_ours()))
     }

@@ -53,8 +53,7 @@ pub struct LayerSearch<'a> {
 }
 
 impl Head {
-    /// Returns the origin of the live build volumes' content. Records of older versions do not tell, so theirs is
-    /// incremental.
+    /// Returns the origin of the live build volumes' content; incremental in records of older versions.
     pub fn volumes_from(&self) -> VolumesFrom {
         match &self.volumes_from {
             _ if self.volumes.is_empty() => VolumesFrom::NOTHING,
@@ -146,8 +145,7 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Records that a step begins on the live build volumes, whether it sees any, their origin, and when its first run
-    /// began.
+    /// Records that a step begins on the live build volumes, whether it sees any, and when its first run began.
     pub fn begin_step(
         &mut self,
         key: &StepKey,
@@ -183,9 +181,8 @@ impl LockedEnv<'_> {
         self.begin_attempt(key, sees_volumes, Some(began))
     }
 
-    /// Returns the layer whose content the live build volumes have. After a failed attempt of another step, whose
-    /// record is about to be replaced, that is the last layer below both. If volumes are frozen, snapshots have their
-    /// content, and `from` stays.
+    /// Returns the layer whose content the live build volumes have: after a failed attempt of another step, the last
+    /// layer below both. If volumes are frozen, snapshots have their content, and `from` stays.
     fn begun_below(&self, from: Option<LayerId>, key: &StepKey) -> Result<Option<LayerId>> {
         let begun = self
             .store

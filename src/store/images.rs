@@ -1,5 +1,4 @@
-//! Owns built images on disk: `images/<key>/{image.json,root/}`, and `images/refs/<recipe>.json`, which names the
-//! current image of a recipe.
+//! Owns built images: `images/<key>/{image.json,root/}`, and each recipe's current one, `images/refs/<recipe>.json`.
 //!
 //! A recipe is built once, and its image stays until a user refreshes it. The key covers what the recipe resolved to
 //! (package versions, content digest), so a refreshed image with the same content is the same image.
@@ -407,8 +406,7 @@ mod tests {
         fs::create_dir_all(work.join("root")).unwrap();
         store.publish_image(&work, &image).unwrap();
         assert_eq!(names(&place).unwrap(), ["image.json", "root"]);
-        // A removal that was killed early leaves the tree and its mark, `gone.json`. A new image with this mark could
-        // be taken for the rest of a removal.
+        // A killed removal leaves the tree and a mark, `gone.json`, with which a new image could pass for a rest.
         fs::rename(place.join("image.json"), place.join("gone.json")).unwrap();
         fs::create_dir_all(work.join("root")).unwrap();
         store.publish_image(&work, &image).unwrap();

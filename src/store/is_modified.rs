@@ -21,13 +21,11 @@ use crate::tree::{self, Method, measure, mounts};
 
 /// File systems on which every change of a file sets its change time, even a change through mapped memory.
 const TELLING: [&str; 3] = ["btrfs", "ext4", "xfs"];
-/// How far two readings of the clocks may differ although no process set one, in nanoseconds. No command writes that
-/// soon after its container starts.
+/// How far two readings of unset clocks may differ, in nanoseconds. No command writes that soon after its start.
 const INEXACT: u64 = 5_000_000;
 
 impl Moment {
-    /// Returns the current moment for files below a directory. It is not comparable if change times are unreliable
-    /// there.
+    /// Returns the current moment for files below a directory; not comparable if change times are unreliable there.
     fn now(directory: &Path) -> Self {
         let of_new_file = || {
             let file = tempfile::tempfile_in(directory).ok()?;
@@ -71,8 +69,7 @@ impl Store {
         record.service.is_some() || !since.is_comparable() || is_changed_since(&directory, since)
     }
 
-    /// Returns the build volumes with content that `exec` or `shell` commands changed since a step ran on them, or
-    /// may have changed.
+    /// Returns the filled build volumes that `exec` or `shell` commands may have changed since a step ran on them.
     pub(crate) fn volumes_by_hand(&self, record: &Record) -> Vec<VolumeName> {
         let Some(since) = record.head.by_hand() else {
             return Vec::new();
@@ -115,8 +112,7 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Keeps the tree of a failed step as a snapshot if a `shell --failed` command changed it. Returns the snapshot's
-    /// name. The env stays where it is.
+    /// Keeps the tree of a failed step that `shell --failed` changed as a snapshot; returns its name. The env stays.
     pub fn keep_failed(&mut self, why: &str) -> Result<Option<String>> {
         let record = self.known_record()?;
         let Some(failed) = record.failed.clone() else {
@@ -150,8 +146,7 @@ impl LockedEnv<'_> {
         self.update(|record| record.head.by_hand = Some(ByHand::Since(moment)))
     }
 
-    /// Returns whether an `exec` or `shell` command changed the live build volumes since a step ran on them, or may
-    /// have changed them.
+    /// Returns whether an `exec` or `shell` command may have changed the live build volumes since a step ran on them.
     pub fn is_changed_by_hand(&self) -> Result<bool> {
         let head = &self.known_record()?.head;
         let Some(since) = head.by_hand() else {
@@ -162,12 +157,10 @@ impl LockedEnv<'_> {
             || volumes.any(|id| is_changed_since(&self.store.volume_dir(id), &since)))
     }
 
-    /// Returns whether the live tree, or a build volume that a rollback restores, may have changed since the
-    /// snapshot.
+    /// Returns whether the live tree, or a volume that a rollback restores, may have changed since the snapshot.
     ///
-    /// With reflinks, nothing proves the absence of changes: a clone's inodes are all new, and their times depend on
-    /// the clock. There, any command that ran counts as a change, because an unneeded snapshot is better than a lost
-    /// file.
+    /// With reflinks, nothing proves the absence of changes: a clone's inodes are new, and their times depend on the
+    /// clock. There, any command counts as a change, because an unneeded snapshot is better than a lost file.
     pub fn is_modified(&self) -> Result<bool> {
         let record = self.known_record()?;
         let Some(tree) = &record.head.tree else {
@@ -247,8 +240,7 @@ impl LockedEnv<'_> {
         Ok(false)
     }
 
-    /// Returns whether build volumes that a rollback restores may have files that no snapshot has, left by an
-    /// unfinished step or an earlier build.
+    /// Returns whether build volumes that a rollback restores may have files of an unfinished step or earlier build.
     pub(super) fn has_unsaved_volumes(&self) -> Result<bool> {
         let record = self.known_record()?;
         let head = &record.head;

@@ -58,8 +58,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Returns whether a layer may be used as a parent: it is safely on disk, or the machine did not restart since it
-    /// was made.
+    /// Returns whether a layer may be used as a parent: it is safely on disk, or of the current boot.
     pub fn is_sound(&self, layer: &Layer) -> bool {
         layer.boot == boot_id() || self.layer_dir(&layer.id).join("durable").exists()
     }
@@ -124,8 +123,7 @@ impl Store {
         found
     }
 
-    /// Opens the tree of a layer, or of the image if there is no layer. The result is empty if a service has the
-    /// tree.
+    /// Opens the tree of a layer, or of the image if there is no layer; empty if a service has the tree.
     pub(crate) fn look_into(
         &self,
         layer: Option<&LayerId>,
@@ -161,8 +159,7 @@ impl Store {
         }
     }
 
-    /// Returns the directories for an overlay on this layer, topmost first, the image last; without a layer, only
-    /// those of the image `image_key`.
+    /// Returns the directories for an overlay on this layer, topmost first, the image last.
     ///
     /// A chain near the kernel's limit is first merged, by hard links, into the directory `flat` of its top layer.
     pub fn lowers(&self, layer: Option<&LayerId>, image_key: &ImageKey) -> Result<Vec<PathBuf>> {
@@ -232,8 +229,7 @@ impl Store {
     }
 
     /// Publishes the live tree in `directory`, which must not be mounted, as a layer by one rename. Returns false if
-    /// another layer has taken its id. Refuses a tree whose files are gone: every env would use the layer, and none
-    /// could.
+    /// another layer has taken its id. Refuses a tree whose files are gone: no env could use the layer.
     pub fn publish(&self, directory: &Path, layer: &Layer) -> Result<bool> {
         if layer.kept.is_none() && !tree::is_there(&self.tree_files(directory))? {
             return Err(not_found!(

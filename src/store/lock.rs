@@ -24,8 +24,7 @@ use crate::tree::mounts;
 /// How long to wait for an env's lock before the command fails.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
 
-/// How long to wait for the store's lock. Commands hold it only briefly, except that on a full disk they unlink trees
-/// under it.
+/// How long to wait for the store's lock. Commands hold it briefly, except to unlink trees on a full disk.
 pub(super) const STORE_WAIT: Duration = Duration::from_secs(120);
 
 /// How long a command waits for a lock before it reports the wait. Most waits are shorter.
@@ -130,8 +129,7 @@ impl Lock {
         Self::try_lock(open(path)?)
     }
 
-    /// Locks a directory itself without waiting; `None` if it is locked. A full disk may have no room for a lock
-    /// file.
+    /// Locks a directory itself, as a full disk may have no room for a lock file; `None` if it is locked.
     pub(crate) fn try_directory(path: &Path) -> Result<Option<Self>> {
         Self::try_lock(beneath::open_real_dir(path)?)
     }
@@ -168,8 +166,7 @@ impl Lock {
     }
 }
 
-/// Tries to take a lock until that succeeds. After each failure, calls `waits`, whose error ends the wait, and pauses
-/// for some milliseconds.
+/// Takes a lock. While that fails, calls `waits`, whose error ends the wait, and pauses for some milliseconds.
 fn retry<T>(
     mut take: impl FnMut() -> Result<Option<T>>,
     pause: u64,
@@ -289,8 +286,7 @@ pub(super) fn read_only(path: &Path, error: std::io::Error) -> Error {
 
 /// Describes the process that holds a lock, or else the last one that took it exclusively, for messages.
 ///
-/// An env's lock is never shared, so the list of locks is not read for it: that takes the kernel up to 15 ms, longer
-/// than an `exec` in a running container.
+/// An env's lock is never shared, so the list of locks is not read for it: that takes up to 15 ms, longer than `exec`.
 fn holder_named(path: &Path) -> String {
     if env_of(path).is_none()
         && holder(path).is_none()

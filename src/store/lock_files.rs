@@ -149,8 +149,7 @@ impl Store {
         atomic::write_json(&place, &known)
     }
 
-    /// Returns the objects that known lock files name. A removed file names nothing. An unreadable or unreachable
-    /// file names what it named when last seen.
+    /// Returns the objects that known lock files name. An unreadable or unreachable file names what it last named.
     pub fn locked(&self) -> Result<Locked> {
         let mut locked = Locked::default();
         let directory = self.root.join("locks");

@@ -1,7 +1,6 @@
 //! Owns removing an env or parts of it, and the objects that a change leaves unused.
 //!
-//! Deletes only below `envs/`, `layers/` and `volumes/`: sources, caches, outputs and host directories are out of
-//! reach.
+//! Deletes only below `envs/`, `layers/` and `volumes/`, never sources, caches, outputs or host directories.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -25,8 +24,7 @@ use crate::tree;
 /// Directory of the marks that name snapshots as removed although the record still lists them. It contains nothing
 /// else: XFS keeps a small directory in its inode, and a full disk has no block for a larger one.
 const REMOVED_SNAPSHOTS: &str = "gone";
-/// Prefixes of a mark's path: in its directory, or else beside the record, because a full disk may have no room for a
-/// directory.
+/// Prefixes of a mark's path: in its directory, or beside the record if a full disk has no room for a directory.
 const PLACES: [&str; 2] = ["gone/", "gone."];
 
 /// Maximum number of snapshots of one mark. Its name has 16 digits for their digest and one for each four of them.
@@ -77,8 +75,7 @@ fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
     Ok(marks)
 }
 
-/// Creates the directory of the mark, which every env has since its record was written. Returns false if there is no
-/// room for it.
+/// Creates the directory of the mark, unless the env has it. Returns false if there is no room for it.
 fn make_directory(env: &Path) -> Result<bool> {
     match fs::create_dir(env.join(REMOVED_SNAPSHOTS)) {
         Err(error) if is_full(&error) => Ok(false),
@@ -91,12 +88,7 @@ fn make_directory(env: &Path) -> Result<bool> {
 fn digest(listed: &[Snapshot]) -> String {
     let mut hash = Sha256::new();
     for snapshot in listed {
-        let Snapshot {
-            name,
-            layer,
-            created,
-            ..
-        } = snapshot;
+        let (name, layer, created) = (&snapshot.name, &snapshot.layer, &snapshot.created);
         hash.update(format!("{layer}/{created}/{name}\n"));
     }
     hex::encode(&hash.finalize()[..8])
@@ -196,8 +188,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Removes the env: its trees, build volumes, logs, and the layers that nothing else uses. Never removes a
-    /// source, cache, output or host directory: those are not below anything removed here.
+    /// Removes the env: its trees, build volumes, logs, and the layers that nothing else uses.
     pub fn remove(mut self) -> Result<()> {
         self.clear()
     }
@@ -207,8 +198,7 @@ impl LockedEnv<'_> {
             // A command ended, or was killed, before it wrote the record.
             return self.clear_directory();
         }
-        // After the rename the env is gone, whatever happens. The disk may be full, and a rename takes next to no
-        // space.
+        // After the rename, which takes next to no space, the env is gone, whatever happens.
         let rename = || {
             let record = self.directory.join("record.json");
             fs::rename(record, self.directory.join(REMOVED))
@@ -296,8 +286,7 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Discards those of `candidates` and their parents that no env's record, running command or lock file needs,
-    /// directly or as a parent.
+    /// Discards those of `candidates` and their parents that no env's record, running command or lock file needs.
     pub fn remove_unused_layers(&self, candidates: &[LayerId]) -> Result<()> {
         self.remove_unused_layers_but(candidates, None).map(drop)
     }
@@ -320,8 +309,7 @@ impl Store {
         Ok(left.cloned().collect())
     }
 
-    /// Does the same, with the layers that `is_kept` accepts in place of those of lock files. Reads the store once, for
-    /// any number of candidates.
+    /// Does the same, with the layers that `is_kept` accepts in place of those of lock files.
     fn remove_layers(
         &self,
         candidates: &[LayerId],

@@ -142,8 +142,7 @@ impl Store {
         })
     }
 
-    /// Removes the objects that the lists in a directory name, before its files are deleted for good. Returns whether
-    /// all of them could be removed.
+    /// Removes the objects in the lists of a directory, before its files go. Returns whether all could be removed.
     pub(super) fn remove_objects(&self, directory: &Path) -> bool {
         let mut clean = true;
         for object in self.objects_below(directory) {

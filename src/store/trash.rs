@@ -16,8 +16,7 @@ use crate::tree;
 
 /// The descriptions of layers and images. A directory without one is neither.
 const DESCRIPTIONS: [&str; 2] = ["layer.json", "image.json"];
-/// Name of the description while its directory is unlinked in place. This file is deleted last, so that `gc` finds the
-/// rest after a kill.
+/// Name of the description while its directory is unlinked in place. It goes last, so that `gc` finds the rest.
 const REST: &str = "gone.json";
 
 /// Errors of data that stays on its file system and cannot be moved to the trash: the directory that a snapshot of btrfs
@@ -115,8 +114,7 @@ impl Store {
         }
     }
 
-    /// Returns the sockets of the services that do not answer and must remove objects before the rest of the trash is
-    /// deleted.
+    /// Returns the sockets of the services that do not answer and must remove objects before the trash is deleted.
     pub fn trash_waits_for(&self) -> Result<BTreeSet<PathBuf>> {
         let trash = self.root.join("trash");
         let entries = names(&trash)?.into_iter();
