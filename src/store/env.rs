@@ -13,7 +13,7 @@ use super::ephemeral::{Fate, Reaped};
 use super::journal::{self, JournalEntry};
 use super::lease::LEASE;
 use super::snapshot::push_snapshot;
-use super::{Layer, Lock, Store, no_env, removal};
+use super::{Layer, Lock, Store, lock, no_env, removal};
 use crate::engine::Root;
 use crate::engine::hold::ContainerRecord;
 use crate::engine::session::{self, Retirement};
@@ -50,17 +50,17 @@ pub(super) fn lock_alone(
     verb: &str,
     wait: Duration,
 ) -> Result<Lock> {
-    let (path, what) = (super::lock::env_lock(directory), env_named(name));
+    let (path, what) = (lock::env_lock(directory), env_named(name));
     let begun = Instant::now();
     let mut deadline = begun + wait;
     let mut piece = Duration::ZERO;
-    let mut waiting = super::lock::Wait::begin();
+    let mut waiting = lock::Wait::begin();
     loop {
         match Lock::exclusive(&path, &what, verb, piece) {
             Err(error) if error.kind() == Kind::Busy => {
                 match session::retire(&directory.join("run"))? {
                     Retirement::Ends => deadline = deadline.max(Instant::now() + RETIREMENT),
-                    Retirement::Silent if !wait.is_zero() && super::lock::signer_is_gone(&path) => {
+                    Retirement::Silent if !wait.is_zero() && lock::signer_is_gone(&path) => {
                         deadline = deadline.max(begun + RETIREMENT);
                     }
                     Retirement::Silent | Retirement::Refused => {}
@@ -103,8 +103,7 @@ impl Store {
     /// Locks an env for `verb`, finishing or undoing the work of a killed command.
     pub fn lock_env(&self, name: &EnvName, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         let directory = self.env_dir(name);
-        fs::create_dir_all(&directory)
-            .map_err(|error| super::lock::read_only(&directory, error))?;
+        fs::create_dir_all(&directory).map_err(|error| lock::read_only(&directory, error))?;
         let lock = lock_alone(&directory, name, verb, wait)?;
         self.with_lock(name, lock)
     }
@@ -126,7 +125,7 @@ impl Store {
     /// Locks an existing env, unless another process holds it, even an idle container.
     pub fn lock_unheld(&self, name: &EnvName, verb: &str) -> Result<LockedEnv<'_>> {
         self.known(name)?;
-        let path = super::lock::env_lock(&self.env_dir(name));
+        let path = lock::env_lock(&self.env_dir(name));
         let lock = Lock::exclusive(&path, &env_named(name), verb, Duration::ZERO)?;
         let env = self.with_lock(name, lock)?;
         env.known_record()?;

@@ -196,16 +196,22 @@ impl LockedEnv<'_> {
         };
         let found = self.store.layer(layer)?.ok_or_else(removed)?;
         let mut record = self.known_record()?.clone();
-        let old = record.head.clone();
         record.head.drop_tree();
         record.head.layer = Some(layer.clone());
         record.complete = false;
         if restore {
-            record.head.volumes = self.restored_volumes(&old, &found)?;
+            // Stores that cannot freeze volumes keep them, unless the layer came from a store that can.
             if self.store.freezes_volumes() {
+                record.head.volumes.clear();
                 record.head.by_hand = None;
             }
             let frozen = |name: &VolumeName| found.volumes.get(name) == Some(&VolumeState::Frozen);
+            for name in found.volumes.keys().filter(|name| frozen(name)) {
+                let id = self.new_volume_id(name)?;
+                let frozen = self.store.layer_dir(layer).join("volumes").join(name);
+                tree::clone_tree(self.store.method(), &frozen, &self.store.volume_dir(&id))?;
+                record.head.volumes.insert(name.clone(), id);
+            }
             if record.head.volumes.keys().all(frozen) {
                 record.head.volumes_from = Some(VolumesFrom {
                     layer: Some(found.id.clone()),
@@ -245,26 +251,6 @@ impl LockedEnv<'_> {
             record.complete = false;
         })?;
         self.collect_garbage()
-    }
-
-    fn restored_volumes(
-        &self,
-        old: &Head,
-        layer: &Layer,
-    ) -> Result<BTreeMap<VolumeName, VolumeId>> {
-        // Stores that cannot freeze volumes keep them, unless the layer came from a store that can.
-        let mut volumes = match self.store.freezes_volumes() {
-            true => BTreeMap::new(),
-            false => old.volumes.clone(),
-        };
-        let frozen = |state: &&VolumeState| **state == VolumeState::Frozen;
-        for (name, _) in layer.volumes.iter().filter(|(_, state)| frozen(state)) {
-            let id = self.new_volume_id(name)?;
-            let frozen = self.store.layer_dir(&layer.id).join("volumes").join(name);
-            tree::clone_tree(self.store.method(), &frozen, &self.store.volume_dir(&id))?;
-            volumes.insert(name.clone(), id);
-        }
-        Ok(volumes)
     }
 
     pub fn snapshot(&mut self, name: &str, origin: Origin) -> Result<()> {
