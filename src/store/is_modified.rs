@@ -21,7 +21,8 @@ use crate::tree::{self, Method, measure, mounts};
 
 /// File systems on which every change of a file sets its change time, even a change through mapped memory.
 const TELLING: [&str; 3] = ["btrfs", "ext4", "xfs"];
-/// How far two readings of unset clocks may differ, in nanoseconds. No command writes that soon after its start.
+/// How far two readings of the clocks may differ although no process set one, in nanoseconds. No command writes that
+/// soon after its container starts.
 const INEXACT: u64 = 5_000_000;
 
 impl Moment {

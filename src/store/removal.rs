@@ -111,8 +111,8 @@ pub(super) fn leave_out_removed(env: &Path, record: &mut Record) -> Result<()> {
             let four = four.and_then(|digit| u8::from_str_radix(digit, 16).ok());
             four.is_none_or(|four| (four >> (index % 4)) & 1 == 0)
         };
-        let indexed = some.iter().enumerate();
-        kept.extend(indexed.filter_map(|(index, one)| is_kept(index).then(|| one.clone())));
+        let stays = some.iter().enumerate().filter(|one| is_kept(one.0));
+        kept.extend(stays.map(|(_, snapshot)| snapshot.clone()));
     }
     record.snapshots = kept;
     Ok(())
