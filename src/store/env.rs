@@ -408,17 +408,19 @@ impl LockedEnv<'_> {
         }
         let directory = self.tree_dir(tree);
         let files = self.store.tree_files(&directory);
-        if self.store.method() != Method::Overlay {
-            return Ok(Root::Directory(files));
+        match self.store.method() {
+            Method::Overlay => {
+                let work = directory.join("work");
+                // Absent if a freeze was interrupted before its rename.
+                fs::create_dir_all(&work)?;
+                Ok(Root::Overlay {
+                    lowers: self.store.lowers(layer, &record.image_key)?,
+                    upper: files,
+                    work,
+                })
+            }
+            Method::Btrfs | Method::Reflink => Ok(Root::Directory(files)),
         }
-        let work = directory.join("work");
-        // Absent if a freeze was interrupted before its rename.
-        fs::create_dir_all(&work)?;
-        Ok(Root::Overlay {
-            lowers: self.store.lowers(layer, &record.image_key)?,
-            upper: files,
-            work,
-        })
     }
 }
 
