@@ -1,7 +1,7 @@
 //! Owns the caches of the store: listing them, finding the envs that mount them, and emptying one. Only `cache clear`
 //! and configured limits ever remove anything from them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -43,12 +43,12 @@ const LARGEST: u64 = 64 << 10;
 /// Lists the entries that identify a cache's tool: in its directory, and in those subdirectories that may tell more.
 /// Skips unreadable ones.
 pub fn entries(directory: &Path) -> Entries {
-    let mut found = Vec::new();
-    list(directory, "", &mut found);
-    found.into_iter().collect()
+    let mut found = Entries::default();
+    list(directory, "", &mut found.0);
+    found
 }
 
-fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
+fn list(directory: &Path, below: &str, found: &mut BTreeSet<String>) {
     let entries = fs::read_dir(directory).into_iter().flatten();
     for entry in entries.flatten() {
         // No known layout has names that are not UTF-8.
@@ -60,10 +60,10 @@ fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
         }
         // ccache has its statistics there since 4.8; listing its content would take long.
         if is_directory && !below.is_empty() && has_stats(&entry.path()) {
-            found.push(format!("{below}{name}/{STATS}"));
+            found.insert(format!("{below}{name}/{STATS}"));
         }
         let slash = if is_directory { "/" } else { "" };
-        found.push(format!("{below}{name}{slash}"));
+        found.insert(format!("{below}{name}{slash}"));
     }
 }
 

@@ -12,6 +12,7 @@ use crate::engine::choose::Sockets;
 use crate::image::Logins;
 use crate::image::certificates::Authorities;
 use crate::plan::gc::policy;
+use crate::profile::value;
 use crate::store::history::Reuse;
 use crate::sys::account;
 use crate::sys::catalog::Directory;
@@ -154,11 +155,14 @@ impl Config {
         let mut errors = Vec::new();
         let settings = Settings::read(environment, working, &mut errors)?;
         let jobs = valid(settings.jobs(), &mut errors).flatten();
-        let disk_floor = settings.bytes("ROCKENV_DISK_FLOOR", |file| file.disk_floor.clone());
-        let disk_floor = valid(disk_floor, &mut errors).flatten();
-        let log_max = settings.bytes("ROCKENV_LOG_MAX", |file| file.log_max.clone());
-        let log_max = valid(log_max, &mut errors).flatten();
-        let http_timeout = valid(settings.http_timeout(), &mut errors).flatten();
+        let mut size = |name, pick: fn(&File) -> Option<String>| {
+            valid(settings.parsed(name, pick, value::size, "1G"), &mut errors).flatten()
+        };
+        let disk_floor = size("ROCKENV_DISK_FLOOR", |file| file.disk_floor.clone());
+        let log_max = size("ROCKENV_LOG_MAX", |file| file.log_max.clone());
+        let timeout = |file: &File| file.http_timeout.clone();
+        let timeout = settings.parsed("ROCKENV_HTTP_TIMEOUT", timeout, value::duration, "60s");
+        let http_timeout = valid(timeout, &mut errors).flatten();
         let user = valid(settings.build_user(), &mut errors);
         let config = Self {
             home: settings.home(),
@@ -172,7 +176,7 @@ impl Config {
                 |text| shlex::split(text).unwrap_or_default(),
             ),
             jobs,
-            idle: settings.idle(IDLE),
+            idle: settings.idle().unwrap_or(IDLE),
             disk_floor: disk_floor.unwrap_or(DISK_FLOOR),
             log_max: log_max.unwrap_or(LOG_MAX),
             http_timeout,
@@ -182,8 +186,8 @@ impl Config {
             registry: settings.text("ROCKENV_REGISTRY", |file| file.registry.clone()),
             pull: settings.first(|file| file.pull).unwrap_or(false),
             push: settings.first(|file| file.push).unwrap_or(false),
-            sign_key: settings.key_file("ROCKENV_SIGN_KEY", |file| file.sign_key.clone()),
-            verify_key: settings.key_file("ROCKENV_VERIFY_KEY", |file| file.verify_key.clone()),
+            sign_key: settings.named_path("ROCKENV_SIGN_KEY", |file| file.sign_key.clone()),
+            verify_key: settings.named_path("ROCKENV_VERIFY_KEY", |file| file.verify_key.clone()),
             reuse: settings.first(|file| file.reuse).unwrap_or_default(),
             targets: settings
                 .first(|file| file.targets.clone())

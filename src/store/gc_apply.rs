@@ -146,13 +146,10 @@ impl Store {
         // The envs that forget each layer.
         let mut envs: BTreeMap<&LayerId, BTreeSet<&EnvName>> = BTreeMap::new();
         for what in items {
-            match what {
-                GcTarget::Snapshot { layer } => {
-                    layers.push(layer);
-                    envs.insert(layer, BTreeSet::new());
-                }
-                GcTarget::Layer { layer } | GcTarget::Pulled { layer } => layers.push(layer),
-                _ => return Err(unexpected!("no layer")),
+            let layer = what.layer().ok_or_else(|| unexpected!("no layer"))?;
+            layers.push(layer);
+            if let GcTarget::Snapshot { .. } = what {
+                envs.insert(layer, BTreeSet::new());
             }
         }
         for (name, record) in &users.records {

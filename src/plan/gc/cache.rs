@@ -18,13 +18,7 @@ pub enum CacheKind {
 
 /// The entries of a cache: paths below its directory; those of directories end in a slash.
 #[derive(Clone, Debug, Default)]
-pub struct Entries(BTreeSet<String>);
-
-impl<T: Into<String>> FromIterator<T> for Entries {
-    fn from_iter<I: IntoIterator<Item = T>>(paths: I) -> Self {
-        Self(paths.into_iter().map(Into::into).collect())
-    }
-}
+pub struct Entries(pub(crate) BTreeSet<String>);
 
 impl Entries {
     fn has(&self, path: &str) -> bool {
@@ -222,7 +216,8 @@ mod tests {
     use super::*;
 
     fn of(entries: &str) -> Option<CacheKind> {
-        CacheKind::of(&entries.split_ascii_whitespace().collect())
+        let entries = entries.split_ascii_whitespace().map(str::to_owned);
+        CacheKind::of(&Entries(entries.collect()))
     }
 
     #[test]

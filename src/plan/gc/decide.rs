@@ -22,19 +22,19 @@ pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -
     if let Some(limit) = limits.older_than {
         decider.old(inventory.now, limit, limits.keep_at_least);
     }
-    let freed = |plan: &Plan| plan.estimate;
+
     if let (Some(most), Some(used)) = (limits.keep_at_most, inventory.used) {
         let over = used
-            .saturating_sub(freed(&decider.plan))
+            .saturating_sub(decider.plan.estimate)
             .saturating_sub(most);
         decider.pressure(Rule::KeepAtMost, over, limits.keep_at_least);
     }
     // `--free` may go below the floor, because the user decides.
     if let Some(asked) = asked {
-        let missing = asked.saturating_sub(freed(&decider.plan));
+        let missing = asked.saturating_sub(decider.plan.estimate);
         decider.pressure(Rule::Free, missing, 0);
     }
-    let will_be = inventory.free.saturating_add(freed(&decider.plan));
+    let will_be = inventory.free.saturating_add(decider.plan.estimate);
     let short = limits.min_free.saturating_sub(will_be);
     if short > 0 {
         decider.pressure(Rule::MinFree, short, limits.keep_at_least);
@@ -287,15 +287,11 @@ impl Decider {
 
     /// Counts removable layers that free nothing because a service stores them on another file system.
     fn elsewhere(&self, inventory: &Inventory) -> usize {
-        let kept = |unit: &Unit| match &unit.what {
-            GcTarget::Snapshot { layer }
-            | GcTarget::Layer { layer }
-            | GcTarget::Pulled { layer } => {
-                unit.bytes == 0 && inventory.layers[layer].layer.kept.is_some()
-            }
-            _ => false,
-        };
-        self.staying().filter(|unit| kept(unit)).count()
+        let empty = self.staying().filter(|unit| unit.bytes == 0);
+        let layers = empty.filter_map(|unit| unit.what.layer());
+        layers
+            .filter(|layer| inventory.layers[*layer].layer.kept.is_some())
+            .count()
     }
 
     /// Returns a note on the layers that stay because they arrived recently.

@@ -195,6 +195,18 @@ pub enum GcTarget {
     },
 }
 
+impl GcTarget {
+    /// Returns the layer that goes, if one does.
+    pub(crate) fn layer(&self) -> Option<&LayerId> {
+        match self {
+            Self::Snapshot { layer } | Self::Layer { layer } | Self::Pulled { layer } => {
+                Some(layer)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// The rule behind a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]

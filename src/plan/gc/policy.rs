@@ -65,24 +65,17 @@ pub struct CacheTable {
 }
 
 impl Table {
-    /// Fills missing values from a table of lower rank.
-    pub fn fill(&mut self, lower: &Self) {
-        fn or<T: Clone>(value: &mut Option<T>, lower: Option<&T>) {
-            if value.is_none() {
-                *value = lower.cloned();
-            }
-        }
-        or(&mut self.preset, lower.preset.as_ref());
-        or(&mut self.keep_at_most, lower.keep_at_most.as_ref());
-        or(&mut self.keep_at_least, lower.keep_at_least.as_ref());
-        or(&mut self.min_free, lower.min_free.as_ref());
-        or(&mut self.older_than, lower.older_than.as_ref());
-        or(&mut self.keep_last, lower.keep_last.as_ref());
-        or(&mut self.expunge, lower.expunge.as_ref());
-        for (name, cache) in &lower.cache {
-            self.cache
-                .entry(name.clone())
-                .or_insert_with(|| cache.clone());
+    /// Takes missing values from a table of lower rank.
+    pub fn or(self, lower: Self) -> Self {
+        Self {
+            preset: self.preset.or(lower.preset),
+            keep_at_most: self.keep_at_most.or(lower.keep_at_most),
+            keep_at_least: self.keep_at_least.or(lower.keep_at_least),
+            min_free: self.min_free.or(lower.min_free),
+            older_than: self.older_than.or(lower.older_than),
+            keep_last: self.keep_last.or(lower.keep_last),
+            expunge: self.expunge.or(lower.expunge),
+            cache: lower.cache.into_iter().chain(self.cache).collect(),
         }
     }
 }
@@ -153,8 +146,7 @@ impl Policy {
             text: Option<&String>,
             parse: impl FnOnce(&str) -> std::result::Result<T, Bad>,
         ) -> Option<T> {
-            let parsed = text.map(|text| parse(text))?;
-            parsed.map_err(|bad| wrong.push(bad)).ok()
+            parse(text?).map_err(|bad| wrong.push(bad)).ok()
         }
         let mut policy = preset.or(table.preset).unwrap_or_default().policy();
         let mut size = |key, text: Option<&String>| good(wrong, text, |text| amount(key, text));
@@ -262,14 +254,12 @@ mod tests {
 
     #[test]
     fn the_nearer_file_wins() {
-        let mut near: Table = toml::from_str("min-free = '1G'\ncache.a.max = '1G'").unwrap();
-        near.fill(
-            &toml::from_str(
-                "min-free = '2G'\nkeep-last = 7\ncache.a.max = '2G'\ncache.b.max = '3G'",
-            )
-            .unwrap(),
-        );
-        let policy = Policy::new(&near, None).unwrap();
+        let [near, far] = [
+            "min-free = '1G'\ncache.a.max = '1G'",
+            "min-free = '2G'\nkeep-last = 7\ncache.a.max = '2G'\ncache.b.max = '3G'",
+        ]
+        .map(|text| toml::from_str::<Table>(text).unwrap());
+        let policy = Policy::new(&near.or(far), None).unwrap();
         assert_eq!(policy.min_free, Amount::Bytes(GIB));
         assert_eq!(policy.keep_last, 7);
         assert_eq!(policy.cache_max["a"], GIB);

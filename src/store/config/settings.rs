@@ -151,7 +151,7 @@ impl Settings {
     }
 
     /// Returns the file that a variable names, or else the one that the first configuration file names.
-    pub(super) fn key_file(
+    pub(super) fn named_path(
         &self,
         name: &str,
         pick: fn(&File) -> Option<PathBuf>,
@@ -169,8 +169,7 @@ impl Settings {
 
     /// Returns the store's root.
     pub(super) fn home(&self) -> PathBuf {
-        let home = self.path("ROCKENV_HOME");
-        match home.or_else(|| self.first(|file| file.home.clone())) {
+        match self.named_path("ROCKENV_HOME", |file| file.home.clone()) {
             Some(home) => self.working.join(home),
             None if is_root() => PathBuf::from(ROOTS_STORE),
             None => self.own("XDG_DATA_HOME", ".local/share").join("rockenv"),
@@ -179,8 +178,7 @@ impl Settings {
 
     /// Returns root's store, if an ordinary user named no store and root has one.
     pub(super) fn roots_store(&self) -> Option<PathBuf> {
-        let named = self.path("ROCKENV_HOME");
-        let named = named.or_else(|| self.first(|file| file.home.clone()));
+        let named = self.named_path("ROCKENV_HOME", |file| file.home.clone());
         let root = PathBuf::from(ROOTS_STORE);
         (!is_root() && named.is_none() && root.is_dir()).then_some(root)
     }
@@ -203,30 +201,23 @@ impl Settings {
         }
     }
 
-    pub(super) fn bytes(
+    /// Parses a value like [`Settings::text`]; `example` is a valid one.
+    pub(super) fn parsed<T>(
         &self,
         name: &str,
         pick: fn(&File) -> Option<String>,
-    ) -> Result<Option<u64>> {
-        let parsed = self.text(name, pick).map(|text| value::size(&text));
-        parsed
-            .transpose()
-            .map_err(|refused| invalid!("{name}: {}", refused.message).help(format!("{name}=1G")))
+        parse: fn(&str) -> std::result::Result<T, Refused>,
+        example: &str,
+    ) -> Result<Option<T>> {
+        let parsed = self.text(name, pick).map(|text| parse(&text));
+        parsed.transpose().map_err(|refused| {
+            invalid!("{name}: {}", refused.message).help(format!("{name}={example}"))
+        })
     }
 
     /// Returns how long a container stays; the files were checked when they were read.
-    pub(super) fn idle(&self, otherwise: Duration) -> Duration {
-        let text = self.first(|file| file.idle.clone());
-        let parsed = text.and_then(|text| idle(&text).ok());
-        parsed.unwrap_or(otherwise)
-    }
-
-    pub(super) fn http_timeout(&self) -> Result<Option<Duration>> {
-        let text = self.text("ROCKENV_HTTP_TIMEOUT", |file| file.http_timeout.clone());
-        let parsed = text.map(|text| value::duration(&text));
-        parsed.transpose().map_err(|refused| {
-            invalid!("ROCKENV_HTTP_TIMEOUT: {}", refused.message).help("ROCKENV_HTTP_TIMEOUT=60s")
-        })
+    pub(super) fn idle(&self) -> Option<Duration> {
+        idle(&self.first(|file| file.idle.clone())?).ok()
     }
 
     /// Returns the user that steps run as.
@@ -245,11 +236,8 @@ impl Settings {
     }
 
     pub(super) fn gc(&self) -> policy::Table {
-        let mut gc = policy::Table::default();
-        for file in &self.files {
-            gc.fill(&file.gc);
-        }
-        gc
+        let tables = self.files.iter().map(|file| file.gc.clone());
+        tables.fold(policy::Table::default(), policy::Table::or)
     }
 
     /// Returns the directories that `pick` names, then those called `name` beside the configuration files.

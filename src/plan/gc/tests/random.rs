@@ -135,15 +135,6 @@ fn below<'a>(
     found
 }
 
-fn layer_of(what: &GcTarget) -> Option<&LayerId> {
-    match what {
-        GcTarget::Snapshot { layer } | GcTarget::Layer { layer } | GcTarget::Pulled { layer } => {
-            Some(layer)
-        }
-        _ => None,
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -153,7 +144,7 @@ proptest! {
         let gone: Vec<&GcTarget> = found.items.iter().map(|item| &item.what).collect();
         let unique: BTreeSet<&&GcTarget> = gone.iter().collect();
         prop_assert_eq!(unique.len(), gone.len(), "something goes twice");
-        let layers: Vec<&LayerId> = gone.iter().copied().filter_map(layer_of).collect();
+        let layers: Vec<&LayerId> = gone.iter().filter_map(|what| what.layer()).collect();
         // Computed without the decision's own code.
         let mut tops: Vec<&LayerId> = Vec::new();
         for env in inventory.envs.values() {
@@ -247,15 +238,14 @@ proptest! {
         after.free += first.estimate;
         after.used = after.used.map(|used| used.saturating_sub(first.estimate));
         for item in &first.items {
-            match &item.what {
-                GcTarget::Snapshot { layer }
-                | GcTarget::Layer { layer }
-                | GcTarget::Pulled { layer } => {
-                    after.layers.remove(layer);
-                    for env in after.envs.values_mut() {
-                        env.record.snapshots.retain(|snapshot| snapshot.layer != *layer);
-                    }
+            if let Some(layer) = item.what.layer() {
+                after.layers.remove(layer);
+                for env in after.envs.values_mut() {
+                    env.record.snapshots.retain(|snapshot| snapshot.layer != *layer);
                 }
+                continue;
+            }
+            match &item.what {
                 GcTarget::Failed { env, .. } => after.envs.get_mut(env).unwrap().record.failed = None,
                 GcTarget::Image { image } => {
                     after.images.remove(image);
