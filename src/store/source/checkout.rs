@@ -19,7 +19,7 @@ use std::time::Duration;
 use fs_err as fs;
 use nix::fcntl::OFlag;
 
-use super::git::{Git, Rights, keeps_modes};
+use super::git::{Git, Rights, keeps_modes, options};
 use super::special_files;
 use crate::sys::account;
 use crate::sys::beneath;
@@ -52,16 +52,11 @@ const FILES: [&str; 2] = ["core.attributesfile", "core.excludesfile"];
 /// outside of any.
 const INCLUDES: [&str; 2] = ["include.path", "includeif.hasconfig:"];
 /// Makes git compare everything that steps see, and nothing else, whatever the repository or the user configured.
-const SEES_ALL: [&str; 10] = [
-    "-c",
+const SEES_ALL: [&str; 5] = [
     "core.checkStat=default",
-    "-c",
     "core.ignoreCase=false",
-    "-c",
     "core.symlinks=true",
-    "-c",
     "core.trustCtime=true",
-    "-c",
     "status.showStash=false",
 ];
 /// Extensions that git does not get: one names a remote, and the other enables a file of settings, which this module
@@ -187,7 +182,7 @@ impl<'a> Checkout<'a> {
             .env("GIT_NO_LAZY_FETCH", "1")
             // Replacements would change the content of a commit, but not its id.
             .env("GIT_NO_REPLACE_OBJECTS", "1")
-            .args(SEES_ALL)
+            .args(options(&SEES_ALL))
             .args(["-c", "protocol.allow=never"]))
     }
 }

@@ -42,18 +42,26 @@ const OTHER_REPOSITORY: [&str; 16] = [
     "GIT_WORK_TREE",
 ];
 
-/// Turns off hooks that the user's configuration defines, as git 2.55 and later allow, for the events of rockenv's
-/// commands.
-const NO_HOOKS: [&str; 4] = [
+/// Turns off other programs and hooks, including those that the user's configuration defines, as git 2.55 and later
+/// allow, for the events of rockenv's commands.
+const NO_PROGRAMS: [&str; 7] = [
+    "core.fsmonitor=false",
+    "core.hooksPath=/dev/null",
     "hook.post-checkout.enabled=false",
     "hook.post-index-change.enabled=false",
     "hook.pre-auto-gc.enabled=false",
     "hook.reference-transaction.enabled=false",
+    "protocol.ext.allow=never",
 ];
 
 /// Makes git write files with the line endings of the commit. Keys contain the commit, but not the line endings that a
 /// user configured.
-const AS_COMMITTED: [&str; 4] = ["-c", "core.autocrlf=false", "-c", "core.eol=lf"];
+const AS_COMMITTED: [&str; 2] = ["core.autocrlf=false", "core.eol=lf"];
+
+/// Returns git's options for settings.
+pub(super) fn options<'s>(settings: &'s [&'s str]) -> impl Iterator<Item = &'s str> {
+    settings.iter().flat_map(|setting| ["-c", setting])
+}
 
 pub(crate) struct Git<'a> {
     /// The user to run as, if rockenv is root and no other user owns the checkout.
@@ -153,8 +161,8 @@ impl<'a> Git<'a> {
         self.run_with(&AS_COMMITTED, directory, arguments)
     }
 
-    fn run_with(&self, options: &[&str], directory: &Path, arguments: &[&str]) -> Result<String> {
-        let mut program = self.program(self.rights())?.args(options);
+    fn run_with(&self, settings: &[&str], directory: &Path, arguments: &[&str]) -> Result<String> {
+        let mut program = self.program(self.rights())?.args(options(settings));
         let authorities = certificates::list_for_anybody()?;
         if let Some(list) = &authorities {
             program = program.env("GIT_SSL_CAINFO", list.path());
@@ -198,10 +206,7 @@ impl<'a> Git<'a> {
             .env("GIT_TERMINAL_PROMPT", "0")
             // Reading a checkout must not change it, not even git's own caches.
             .env("GIT_OPTIONAL_LOCKS", "0")
-            .args(["-c", "core.fsmonitor=false"])
-            .args(["-c", "core.hooksPath=/dev/null"])
-            .args(NO_HOOKS.into_iter().flat_map(|setting| ["-c", setting]))
-            .args(["-c", "protocol.ext.allow=never"]))
+            .args(options(&NO_PROGRAMS)))
     }
 
     /// Runs a git command to completion and returns its output.

@@ -323,6 +323,17 @@ pub(crate) mod tests {
         run(outer, &["submodule", "--quiet", "add", "--", url, name]);
     }
 
+    /// Describes a repository at a path, without submodules.
+    pub(super) fn source(origin: &Path, rev: Option<&str>) -> Repository {
+        Repository {
+            name: "src".into(),
+            url: format!("file://{}", origin.display()),
+            rev: rev.map(str::to_owned),
+            depth: Some(1),
+            submodules: false,
+        }
+    }
+
     #[test]
     fn a_pinned_commit_is_cloned_and_a_moved_one_is_refused() {
         let (origin, git) = (repository(), Git::new(me()));
@@ -330,11 +341,8 @@ pub(crate) mod tests {
         let head = run(origin.path(), &["rev-parse", "HEAD"]);
         let head = head.trim();
         let source = Repository {
-            name: "src".into(),
-            url: format!("file://{}", origin.path().display()),
-            rev: Some(head[..12].to_owned()),
-            depth: Some(1),
             submodules: true,
+            ..source(origin.path(), Some(&head[..12]))
         };
         let directory = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
         assert_eq!(fs::read_to_string(directory.join("a")).unwrap(), "one");
@@ -358,14 +366,8 @@ pub(crate) mod tests {
         run(&["commit", "--quiet", "--allow-empty", "-m", "first"]);
         let head = run(&["rev-parse", "HEAD"]).trim().to_owned();
         let (_home, store) = Store::scratch();
-        for rev in [Some(head.clone()), None] {
-            let source = Repository {
-                name: "src".into(),
-                url: format!("file://{}", origin.path().display()),
-                rev,
-                depth: Some(1),
-                submodules: false,
-            };
+        for rev in [Some(head.as_str()), None] {
+            let source = source(origin.path(), rev);
             let directory = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
             assert_eq!(git.head(&directory).unwrap().as_ref(), Some(&head));
         }
@@ -384,10 +386,8 @@ pub(crate) mod tests {
         ] {
             let source = Repository {
                 name: format!("src{}", depth.unwrap_or(0)),
-                url: format!("file://{}", origin.path().display()),
-                rev: Some(rev.into()),
                 depth,
-                submodules: false,
+                ..source(origin.path(), Some(rev))
             };
             for _ in 0..2 {
                 source.prepare(&store, &git, false, &mut |_| {}).unwrap();
@@ -402,11 +402,9 @@ pub(crate) mod tests {
         run(outer.path(), &["commit", "--quiet", "-m", "s"]);
         let (_home, store) = Store::scratch();
         let source = |submodules| Repository {
-            name: "src".into(),
-            url: format!("file://{}", outer.path().display()),
-            rev: None,
             depth: None,
             submodules,
+            ..source(outer.path(), None)
         };
         let (without, with) = (source(false), source(true));
         let plain = without.prepare(&store, &git, false, &mut |_| {}).unwrap();
@@ -430,11 +428,9 @@ pub(crate) mod tests {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (_home, store) = Store::scratch();
         let source = Repository {
-            name: "src".into(),
             url: format!("git://{}/src", server.local_addr().unwrap()),
-            rev: None,
             depth: None,
-            submodules: false,
+            ..source(Path::new(""), None)
         };
         let cancel = AtomicBool::new(false);
         let start = std::time::Instant::now();

@@ -144,7 +144,7 @@ impl Git<'_> {
 mod tests {
     use fs_err as fs;
 
-    use super::super::tests::{add_submodule, me, repository, run};
+    use super::super::tests::{add_submodule, me, repository, run, source};
     use super::*;
 
     #[test]
@@ -165,28 +165,18 @@ mod tests {
         assert_eq!(newest(Some("two")), None);
 
         let (_home, store) = Store::scratch();
-        let source = Repository {
-            name: "src".into(),
-            url,
-            rev: Some("main".into()),
-            depth: Some(1),
-            submodules: false,
+        let source = source(origin.path(), Some("main"));
+        let at = |commit: Option<&str>, offline| {
+            let prepared = source.prepare_at(&store, &git, commit, offline, &mut |_| {});
+            prepared.unwrap()
         };
-        let at = |commit: &str| {
-            source
-                .prepare_at(&store, &git, Some(commit), false, &mut |_| {})
-                .unwrap()
-        };
-        let branch = source
-            .prepare_at(&store, &git, None, false, &mut |_| {})
-            .unwrap();
-        assert_eq!(at(&second), branch);
-        let old = at(&first);
+        let branch = at(None, false);
+        assert_eq!(at(Some(&second), false), branch);
+        let old = at(Some(&first), false);
         assert_ne!(old, branch);
         assert_eq!(git.head(&old).unwrap(), Some(first.clone()));
         // Neither checkout moves to the other's commit, not even offline.
-        let again = source.prepare_at(&store, &git, Some(&first), true, &mut |_| {});
-        assert_eq!(again.unwrap(), old);
+        assert_eq!(at(Some(&first), true), old);
         assert_eq!(git.head(&branch).unwrap(), Some(second));
     }
 
