@@ -87,15 +87,23 @@ pub struct Layer {
 impl Layer {
     /// Makes a layer on an image that no env made, for tests.
     pub(crate) fn sample(id: LayerId) -> Self {
+        let title = id.to_string();
+        Self::new(id, "image".into(), title, Timestamp::UNIX_EPOCH)
+    }
+}
+
+impl Layer {
+    /// Makes a layer on an image, with a clean history and nothing else.
+    pub(crate) fn new(id: LayerId, image_key: ImageKey, title: String, created: Timestamp) -> Self {
         Self {
-            title: id.to_string(),
             id,
             key: None,
             parent: None,
             env: None,
-            image_key: "image".into(),
+            image_key,
             tree: None,
-            created: Timestamp::UNIX_EPOCH,
+            title,
+            created,
             boot: String::new(),
             volumes: BTreeMap::new(),
             history: History::Clean,
@@ -108,9 +116,7 @@ impl Layer {
             pins: Pins::new(),
         }
     }
-}
 
-impl Layer {
     /// Returns its name in lock files: its step's key, which a rebuilt layer shares, or else its id.
     pub(crate) fn locked_name(&self) -> &str {
         match &self.key {

@@ -491,26 +491,19 @@ impl<'a> Pull<'a> {
     /// Describes a layer. `publish_layers` sets the final id and, except for the lowest layer, the parent.
     fn describe(&self, at: usize, volumes: BTreeMap<VolumeName, VolumeState>) -> Layer {
         let step = &self.document.snapshot.steps[at];
+        // Provisional: `publish_layers` picks another id if this one is taken.
+        let id = step.key.clone().into();
+        let image = self.document.snapshot.image.key.clone();
         Layer {
-            // Provisional: `publish_layers` picks another id if this one is taken.
-            id: step.key.clone().into(),
             key: Some(step.key.clone()),
             parent: self.base.as_ref().map(|base| base.id.clone()),
-            env: None,
-            image_key: self.document.snapshot.image.key.clone(),
-            tree: None,
-            title: step.name.clone(),
-            created: step.created,
             boot: boot_id(),
             volumes,
             history: step.history.clone(),
-            kept: None,
-            origins: None,
-            begun: None,
-            began: None,
             cost: step.cost,
             prints: step.prints.clone(),
             pins: step.pins.clone(),
+            ..Layer::new(id, image, step.name.clone(), step.created)
         }
     }
 

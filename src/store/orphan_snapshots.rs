@@ -12,7 +12,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::names;
-use super::history::History;
+
 use super::layer::{Layer, boot_id};
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Frozen, ObjectFilter, Service};
@@ -137,29 +137,20 @@ impl LockedEnv<'_> {
             fs::create_dir_all(&directory)?;
             self.store
                 .note_tree(&directory, &service.socket, &frozen.tree)?;
+            let created = Timestamp::from_second(frozen.created).unwrap_or_default();
+            let image = record.image_key.clone();
             let layer = Layer {
-                id,
                 key: Some((*key).clone()),
                 parent: parent.take(),
                 env: Some(record.id.clone()),
-                image_key: record.image_key.clone(),
                 tree: Some(frozen.tree.clone()),
-                title: (*name).to_owned(),
-                created: Timestamp::from_second(frozen.created).unwrap_or_default(),
                 boot: boot_id(),
-                volumes: BTreeMap::new(),
-                // The image is complete only if the step's history is clean.
-                history: History::Clean,
-                cost: None,
-                origins: None,
-                begun: None,
-                began: None,
-                prints: None,
-                pins: crate::plan::pins::Pins::new(),
                 kept: Some(super::service::SnapshotImage {
                     socket: service.socket.clone(),
                     image: frozen.image,
                 }),
+                // The image is complete only if the step's history is clean.
+                ..Layer::new(id, image, (*name).to_owned(), created)
             };
             // Under the lock, no other command can have made this layer.
             self.store.publish(&self.tree_dir(&frozen.tree), &layer)?;
