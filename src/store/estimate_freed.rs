@@ -17,6 +17,7 @@ use crate::plan::gc::roots::Roots;
 use crate::plan::gc::{Frozen, Inventory};
 use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
 use crate::store::inventory::{InventoryOptions, allocated};
+use crate::store::usage::report::{Inside, count};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{MeasureOptions, Root};
 use crate::tree::{self, FileSystem, Method, measure};
@@ -38,16 +39,16 @@ impl Store {
         keep_last: usize,
     ) -> Result<()> {
         let roots = Roots::of(inventory, keep_last);
-        let mut services = Services::of(self)?;
+        let mut services = Services {
+            system: FileSystem::of(self.root())?,
+            known: BTreeMap::new(),
+        };
         for (id, item) in &mut inventory.layers {
             if !options.everything && roots.layers.contains_key(id) {
                 continue;
             }
             let directory = self.layer_dir(id);
-            let below = match &item.layer.parent {
-                Some(parent) => self.layer_dir(parent),
-                None => self.image_dir(&item.layer.image_key),
-            };
+            let below = self.below(item.layer.parent.as_ref(), &item.layer.image_key);
             // The recorded size is that of the tree, without the copies of results.
             let results = self.results_bytes(id);
             if let Some(kept) = &item.layer.kept {
@@ -60,10 +61,10 @@ impl Store {
                 let volumes = directory.join("volumes");
                 item.bytes = item.at_service + results;
                 if volumes.exists() {
-                    item.bytes += self.written(&volumes, Some(&below.join("volumes")))?;
+                    item.bytes += self.written(&volumes, &below.join("volumes"))?;
                 }
             } else if item.layer.cost.is_none() || item.arrived.is_some() {
-                item.bytes = self.written(&directory, Some(&below))?;
+                item.bytes = self.written(&directory, &below)?;
             } else {
                 item.bytes += results;
             }
@@ -82,16 +83,13 @@ impl Store {
                     .beside(socket)
                     .map_or(0, |service| written_at(service, &failed.tree)),
                 None => {
-                    let below = match &failed.parent {
-                        Some(parent) => self.layer_dir(parent),
-                        None => self.image_dir(&env.record.image_key),
-                    };
-                    self.written(&self.tree_dir(name, &failed.tree), Some(&below))?
+                    let below = self.below(failed.parent.as_ref(), &env.record.image_key);
+                    self.written(&self.tree_dir(name, &failed.tree), &below)?
                 }
             };
         }
         if options.used {
-            let report = crate::store::usage::report::report(self, None, 0)?;
+            let report = count(self, None, Inside::Directories(0))?;
             inventory.used = Some(report.total.allocated);
         }
         Ok(())
@@ -204,6 +202,11 @@ impl Store {
         self.env_dir(env).join("trees").join(tree)
     }
 
+    /// Returns the directory of what a tree was made from.
+    fn below(&self, parent: Option<&LayerId>, image: &ImageKey) -> PathBuf {
+        parent.map_or_else(|| self.image_dir(image), |id| self.layer_dir(id))
+    }
+
     /// Returns the bytes on disk of a layer's copies of results.
     fn results_bytes(&self, layer: &LayerId) -> u64 {
         let results = self.results_dir(layer);
@@ -214,7 +217,7 @@ impl Store {
     }
 
     /// Returns the bytes on disk that a tree holds and its parent does not.
-    fn written(&self, directory: &Path, below: Option<&Path>) -> Result<u64> {
+    fn written(&self, directory: &Path, below: &Path) -> Result<u64> {
         let root = directory.join("root");
         match self.method() {
             Method::Overlay => {
@@ -230,7 +233,7 @@ impl Store {
             }
             Method::Btrfs | Method::Reflink => {
                 let mut places = vec![Root::new(directory, 1)];
-                if let Some(below) = below.filter(|below| below.exists()) {
+                if below.exists() {
                     places.push(Root::new(below, KEPT));
                 }
                 let options = MeasureOptions::with_extents(true);
@@ -335,27 +338,15 @@ struct Services {
 }
 
 impl Services {
-    fn of(store: &Store) -> Result<Self> {
-        Ok(Self {
-            system: FileSystem::of(store.root())?,
-            known: BTreeMap::new(),
-        })
-    }
-
     /// Returns the service at a socket if all of its data is on the store's file system. An unresponsive service
     /// frees nothing: its removed objects wait in the trash.
     fn beside(&mut self, socket: &Path) -> Option<&Service> {
-        if !self.known.contains_key(socket) {
-            let service = Service::connect(socket).ok();
-            let service = service.filter(|service| self.holds(service));
-            self.known.insert(socket.to_owned(), service);
-        }
-        self.known.get(socket)?.as_ref()
-    }
-
-    fn holds(&self, service: &Service) -> bool {
-        let here = |place: &PathBuf| FileSystem::of(place).is_ok_and(|it| it == self.system);
-        let places = service.places().unwrap_or_default();
-        !places.is_empty() && places.iter().all(here)
+        let service = self.known.entry(socket.to_owned()).or_insert_with(|| {
+            let service = Service::connect(socket).ok()?;
+            let here = |place: &PathBuf| FileSystem::of(place).is_ok_and(|it| it == self.system);
+            let places = service.places().unwrap_or_default();
+            (!places.is_empty() && places.iter().all(here)).then_some(service)
+        });
+        service.as_ref()
     }
 }

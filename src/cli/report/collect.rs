@@ -18,6 +18,7 @@ use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::{ninja_log, samples};
 use crate::store::Store;
 use crate::store::build_logs::{self, BuildLog};
+use crate::store::usage::report::{Inside, UsageReport, count};
 use crate::sys::address::without_login;
 use crate::sys::error::Result;
 use crate::sys::host::{self, Host};
@@ -62,7 +63,7 @@ pub(crate) fn gather(store: &Store, env: &EnvName) -> Result<EnvReport> {
         report.left_out = left_out(spec, &record);
         report.lock = locked::facts(store, &record, spec)?;
     }
-    let space = crate::store::usage::report::report(store, Some(env), 2)?;
+    let space = count(store, Some(env), Inside::Directories(2))?;
     report.frees =
         space.freed.get(env.as_str()).copied().unwrap_or(0) + space.freed_at_services(env);
     report.space = spaces(&space);
@@ -223,7 +224,7 @@ fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
 }
 
 /// Returns the largest items, in the store and at services.
-fn spaces(found: &crate::store::usage::report::UsageReport) -> Vec<Space> {
+fn spaces(found: &UsageReport) -> Vec<Space> {
     let shared = |envs: &[String]| match envs.len() {
         0 | 1 => None,
         many => Some(format!("shared by {many} envs")),

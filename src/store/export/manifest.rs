@@ -51,25 +51,22 @@ pub(crate) struct Subject {
 
 impl Subject {
     fn new(name: &str, named: &ExportedEntry) -> Self {
-        let text = |text: &str| Value::from(text);
+        let note = |name: &str, text: &str| (name.to_owned(), Value::from(text));
         let (sha256, annotations) = match named {
             ExportedEntry::File(sha256) => (sha256.clone(), BTreeMap::new()),
             ExportedEntry::Symlink(target) => (
                 hex::encode(Sha256::digest(target)),
-                [("type", text("symlink")), ("target", text(target))].into(),
+                [note("type", "symlink"), note("target", target)].into(),
             ),
             ExportedEntry::Directory => (
                 hex::encode(Sha256::digest("")),
-                [("type", text("directory"))].into(),
+                [note("type", "directory")].into(),
             ),
         };
         Self {
             name: name.to_owned(),
             digest: BTreeMap::from([("sha256".to_owned(), sha256)]),
-            annotations: annotations
-                .into_iter()
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect(),
+            annotations,
         }
     }
 

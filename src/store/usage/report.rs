@@ -12,8 +12,7 @@ use serde::Serialize;
 pub(crate) use super::places::{Inside, count};
 use super::service::Held;
 use super::subdirectories::BuildTreePart;
-use crate::store::Store;
-use crate::sys::error::Result;
+
 use crate::sys::host::Space;
 use crate::tree::Method;
 use crate::tree::measure::DiskUsage;
@@ -155,10 +154,4 @@ impl UsageReport {
         let rows = rows.filter(|row| row.class == class && row.envs == [env]);
         rows.map(|row| row.size).sum()
     }
-}
-
-/// Counts the whole store, or with `only` everything that concerns one env, with rows for directories down to
-/// `depth`.
-pub(crate) fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<UsageReport> {
-    count(store, only, Inside::Directories(depth))
 }
