@@ -47,18 +47,17 @@ pub struct Terminal {
     pub no_color: bool,
     /// `CLICOLOR_FORCE` is set and not `0`.
     pub force_color: bool,
-    /// `TERM`.
     pub term: Option<String>,
     /// Features of the terminal that rockenv uses.
     pub integration: Integration,
     /// `CI` is set to a true value.
     pub ci: bool,
-    /// The CI system that reads the output.
     pub ci_system: Option<System>,
     /// GitHub Actions' file for the job's summary.
     pub step_summary: Option<PathBuf>,
 }
 
+/// All settings; [`File`] describes those that have a key.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub home: PathBuf,
@@ -68,36 +67,22 @@ pub struct Config {
     pub sudo_command: String,
     /// Root was called through sudo, and not from a shell that sudo started.
     pub through_sudo: bool,
-    /// Requested engine.
     pub engine: Option<String>,
     pub sockets: Sockets,
     /// The ssh program and its options.
     pub ssh: Vec<String>,
-    /// Job slots of this machine.
     pub jobs: Option<u32>,
-    /// How long a container of a service stays after `exec` for the next command.
     pub idle: Duration,
-    /// Free space below which a step is paused, in bytes.
     pub disk_floor: u64,
-    /// Maximum size of a step's log, in bytes.
     pub log_max: u64,
-    /// How long a server may send almost nothing, if configured.
     pub http_timeout: Option<Duration>,
-    /// The user's own ninja.
     pub ninja: Option<PathBuf>,
-    /// Repository that snapshots are pushed to and pulled from.
     pub registry: Option<String>,
-    /// Whether `up` pulls missing snapshots.
     pub pull: bool,
-    /// Whether `up` pushes new snapshots.
     pub push: bool,
-    /// Private key that signs pushed snapshots.
     pub sign_key: Option<PathBuf>,
-    /// Public key that pulled snapshots must be signed with.
     pub verify_key: Option<PathBuf>,
-    /// Which snapshots envs and machines share.
     pub reuse: Reuse,
-    /// Targets of all envs on this machine.
     pub targets: Vec<String>,
     /// Directories of profiles; the first match wins.
     pub profile_dirs: Vec<Directory>,

@@ -167,7 +167,6 @@ impl Settings {
         named.unwrap_or_else(|| self.host_home.join(below))
     }
 
-    /// Returns the store's root.
     pub(super) fn home(&self) -> PathBuf {
         match self.named_path("ROCKENV_HOME", |file| file.home.clone()) {
             Some(home) => self.working.join(home),
@@ -317,7 +316,6 @@ impl Settings {
         }
     }
 
-    /// Returns the proxy variables, for tools that fetch.
     pub(super) fn proxies(&self) -> BTreeMap<String, String> {
         let mut proxies = self.variables.clone();
         proxies.retain(|name, _| {
@@ -329,7 +327,6 @@ impl Settings {
         proxies
     }
 
-    /// Returns the variables for `env-from-host`.
     pub(super) fn environment(&self) -> BTreeMap<String, String> {
         let mut environment = self.variables.clone();
         if let Some(url) = self.text(CCACHE_REMOTE, |file| file.ccache_remote.clone()) {
@@ -371,7 +368,6 @@ fn podman_socket(runtime: Option<&String>) -> String {
     format!("{runtime}/podman/podman.sock")
 }
 
-/// Reads how long a container stays.
 pub(super) fn idle(text: &str) -> std::result::Result<Duration, Refused> {
     match text {
         "never" => Ok(Duration::ZERO),

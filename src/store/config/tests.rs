@@ -48,16 +48,20 @@ fn of(environment: BTreeMap<String, String>, working: &Path) -> Result<Config> {
     invalid.pop().map_or(Ok(config), Err)
 }
 
-fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
+/// Makes a working directory and a user's configuration file. Returns the variables too.
+fn place(variables: &[(&str, &str)], file: &str) -> (tempfile::TempDir, BTreeMap<String, String>) {
     let directory = tempfile::tempdir().unwrap();
     let user = directory.path().join("user");
     fs::create_dir_all(user.join("rockenv")).unwrap();
     fs::write(user.join("rockenv/config.toml"), file).unwrap();
-    let mut environment: BTreeMap<String, String> = variables
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect();
-    environment.insert("XDG_CONFIG_HOME".into(), user.display().to_string());
+    let variables = variables.iter().copied();
+    let all = variables.chain([("XDG_CONFIG_HOME", user.to_str().unwrap())]);
+    let all = all.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    (directory, all.collect())
+}
+
+fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
+    let (directory, environment) = place(variables, file);
     of(environment, directory.path())
 }
 
@@ -75,18 +79,8 @@ fn the_environment_wins_over_a_file() {
 
 #[test]
 fn an_empty_list_replaces_that_of_a_farther_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let user = directory.path().join("user");
-    fs::create_dir_all(user.join("rockenv")).unwrap();
-    fs::write(
-        user.join("rockenv/config.toml"),
-        "targets = ['gfx1103']\njobs = 3\n",
-    )
-    .unwrap();
-    let targets = || {
-        let environment = [("XDG_CONFIG_HOME".into(), user.display().to_string())].into();
-        of(environment, directory.path()).unwrap().targets
-    };
+    let (directory, environment) = place(&[], "targets = ['gfx1103']\njobs = 3\n");
+    let targets = || of(environment.clone(), directory.path()).unwrap().targets;
     fs::write(directory.path().join("rockenv.toml"), "jobs = 2\n").unwrap();
     assert_eq!(targets(), ["gfx1103"]);
     fs::write(directory.path().join("rockenv.toml"), "targets = []\n").unwrap();
@@ -404,24 +398,19 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
 
 #[test]
 fn all_mistakes_are_named_at_once_and_the_rest_counts() {
-    let directory = tempfile::tempdir().unwrap();
-    let user = directory.path().join("user");
-    fs::create_dir_all(user.join("rockenv")).unwrap();
     let file = "homee = '/x'\njobs = 'four'\nengine = 'dokcer'\nbuild-user = 'me'\n\
                 ca-certificates = 'hots'\nlog-max = 1\nidle = '5m'\n\
                 [gc]\nmin-free = '101%'\nkeep-at-least = 'much'\nkeep-last = 7\npreset = 'lapdog'\n";
-    fs::write(user.join("rockenv/config.toml"), file).unwrap();
-    let current = "targets = 'gfx1103'\nhome = 3\n";
-    fs::write(directory.path().join("rockenv.toml"), current).unwrap();
-    let environment = [
-        ("XDG_CONFIG_HOME", user.to_str().unwrap()),
+    let variables = [
         ("ROCKENV_JOBS", "4097"),
         ("ROCKENV_LOG_MAX", "33"),
         ("ROCKENV_HTTP_TIMEOUT", "60"),
         ("ROCKENV_DISK_FLOOR", "2G"),
     ];
-    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let (config, errors) = Config::of(environment.into(), Some(directory.path())).unwrap();
+    let (directory, environment) = place(&variables, file);
+    let current = "targets = 'gfx1103'\nhome = 3\n";
+    fs::write(directory.path().join("rockenv.toml"), current).unwrap();
+    let (config, errors) = Config::of(environment, Some(directory.path())).unwrap();
     let messages: Vec<&str> = errors.iter().map(Error::message).collect();
     let [current, own, variables @ ..] = messages.as_slice() else {
         panic!("{messages:?}");
