@@ -88,9 +88,14 @@ fn named_image(path: &Path) -> Result<Option<String>> {
 
 impl Store {
     /// Removes those of the items that may still be removed. Returns the outcome of each. Caches are handled elsewhere.
-    pub fn gc_apply(&self, items: &[&GcTarget], keep_last: usize) -> Vec<Removal> {
+    pub fn gc_apply<'t>(
+        &self,
+        items: impl IntoIterator<Item = &'t GcTarget>,
+        keep_last: usize,
+    ) -> Vec<Removal> {
+        let items: Vec<&GcTarget> = items.into_iter().collect();
         let mut groups: BTreeMap<(u8, &str), Vec<&GcTarget>> = BTreeMap::new();
-        for what in items {
+        for what in &items {
             groups.entry(group(what)).or_default().push(what);
         }
         let mut outcomes: BTreeMap<&GcTarget, Removal> = BTreeMap::new();

@@ -267,10 +267,7 @@ fn apply(
                 let shrunk = shrink(cx, store, &decision.inventory, cache, *max);
                 vec![Removal::of(shrunk)]
             }
-            _ => {
-                let items: Vec<&GcTarget> = batch.iter().map(|item| &item.what).collect();
-                store.gc_apply(&items, limits.keep_last)
-            }
+            _ => store.gc_apply(batch.iter().map(|item| &item.what), limits.keep_last),
         };
         for (item, removal) in batch.iter().zip(removals) {
             cx.ui.detail(&match &removal {

@@ -29,7 +29,6 @@ fn what_a_lock_file_names_since_the_decision_stays() {
             layer: key.as_str().into(),
         },
     ];
-    let targets = targets.iter().collect::<Vec<_>>();
     for removal in store.gc_apply(&targets, 0) {
         assert!(
             matches!(&removal, Removal::Stays(why) if why.contains("/nowhere/p.lock")),
@@ -63,7 +62,7 @@ fn gc_removes_fingerprints_and_partial_downloads_and_nothing_beside_them() {
     let found = store.gc_inventory(&options, 0).unwrap().blobs;
     let targets = found.into_keys().map(|blob| GcTarget::Download { blob });
     let targets: Vec<GcTarget> = targets.collect();
-    let removals = store.gc_apply(&targets.iter().collect::<Vec<_>>(), 0);
+    let removals = store.gc_apply(&targets, 0);
     assert_eq!(removals, [Removal::Gone, Removal::Gone, Removal::Gone]);
     assert!(goes.iter().all(|path| !path.exists()));
     assert!(notes.exists() && more.exists() && link.is_symlink());
@@ -148,7 +147,6 @@ fn gc_removes_the_rest_of_an_interrupted_removal() {
     let strays = store.gc_inventory(&InventoryOptions::default(), 0);
     let strays = strays.unwrap().strays.into_keys();
     let targets: Vec<GcTarget> = strays.map(|path| GcTarget::Stray { path }).collect();
-    let targets: Vec<&GcTarget> = targets.iter().collect();
     // The second call finds the layer removed.
     for _ in 0..2 {
         assert_eq!(store.gc_apply(&targets, 0), [Removal::Gone]);
@@ -157,7 +155,7 @@ fn gc_removes_the_rest_of_an_interrupted_removal() {
     let left = GcTarget::Stray {
         path: "layers/c".to_owned(),
     };
-    assert_eq!(store.gc_apply(&[&left], 0), [Removal::needed_by_now()]);
+    assert_eq!(store.gc_apply([&left], 0), [Removal::needed_by_now()]);
 }
 
 /// Adds an env with snapshots of these layers, oldest first.
@@ -225,7 +223,6 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     let others = ["orphan", "circle", "ring", "parent"];
     let others = others.map(|id| GcTarget::Layer { layer: id.into() });
     let targets: Vec<GcTarget> = snapshots.chain(others).collect();
-    let targets: Vec<&GcTarget> = targets.iter().collect();
     let before = atomic::READS.get();
     let removals = store.gc_apply(&targets, 0);
     let reads = atomic::READS.get() - before;
@@ -271,8 +268,7 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
         Removal::needed_by_now(),
         Removal::Gone,
     ];
-    let removals = store.gc_apply(&images.iter().collect::<Vec<_>>(), 0);
-    assert_eq!(removals, expected);
+    assert_eq!(store.gc_apply(&images, 0), expected);
 }
 
 #[test]
@@ -287,7 +283,7 @@ fn a_layer_of_more_envs_than_are_locked_at_a_time_goes_by_itself() {
         add_env(&store, &format!("e{number}"), &own[1..]);
     }
     let targets = ["shared", "old"].map(|id| GcTarget::Snapshot { layer: id.into() });
-    let removals = store.gc_apply(&targets.iter().collect::<Vec<_>>(), 0);
+    let removals = store.gc_apply(&targets, 0);
     assert!(matches!(removals[0], Removal::Stays(_)), "{removals:?}");
     assert_eq!(removals[1], Removal::Gone);
     assert_eq!(snapshots_of(&store, "a"), ["shared"]);
@@ -333,7 +329,7 @@ fn the_tree_of_a_step_that_failed_since_the_decision_stays() {
             env: env.clone(),
             tree: decided.into(),
         };
-        assert_eq!(store.gc_apply(&[&what], 0), [Removal::Gone]);
+        assert_eq!(store.gc_apply([&what], 0), [Removal::Gone]);
         assert_eq!(store.known(&env).unwrap().failed.is_some(), stays);
         assert_eq!(tree.exists(), stays);
     }
