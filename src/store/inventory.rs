@@ -293,14 +293,9 @@ impl Store {
             let Ok(data) = fs::symlink_metadata(self.blob(&name)) else {
                 continue;
             };
-            let used = Timestamp::from_second(data.atime().max(data.mtime()));
-            inventory.blobs.insert(
-                name,
-                CachedFile {
-                    bytes: data.blocks() * 512,
-                    used: used.unwrap_or_default(),
-                },
-            );
+            let bytes = data.blocks() * 512;
+            let used = Timestamp::from_second(data.atime().max(data.mtime())).unwrap_or_default();
+            inventory.blobs.insert(name, CachedFile { bytes, used });
         }
         Ok(())
     }

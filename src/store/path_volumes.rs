@@ -83,8 +83,7 @@ fn written_by_steps(spec: &Spec) -> impl Iterator<Item = PathBuf> {
 fn parts(path: &Path) -> Vec<OsString> {
     let parts = path.components().rev();
     let parts = parts.filter_map(|part| match part {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some("..".into()),
+        Component::Normal(_) | Component::ParentDir => Some(part.as_os_str().to_owned()),
         Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
     });
     parts.collect()

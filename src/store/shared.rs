@@ -188,10 +188,7 @@ impl IncomingLayers<'_> {
 
     /// Removes a download that is no longer needed.
     pub fn drop_blob(&self, sha256: &Sha256Hex) -> Result<()> {
-        if_exists(fs::remove_file(
-            self.store.root.join("blobs/sha256").join(sha256),
-        ))
-        .map(drop)
+        if_exists(fs::remove_file(self.store.blob(sha256))).map(drop)
     }
 
     /// Discards the rest of the directory and releases its lock.

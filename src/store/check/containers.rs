@@ -11,7 +11,6 @@ use crate::sys::error::Result;
 
 #[derive(Clone, Debug)]
 pub struct ContainerItem {
-    /// The kind of service.
     pub flavour: Flavour,
     pub socket: PathBuf,
     pub id: String,

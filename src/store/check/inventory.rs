@@ -305,21 +305,18 @@ impl Store {
 }
 
 fn directories(root: &Path) -> Vec<Directory> {
-    let with = |forbidden| {
-        move |name: &&'static str| Directory {
+    let private = PRIVATE.iter().map(|name| (name, 0o077));
+    let all = private.chain(SHARED.iter().map(|name| (name, 0o027)));
+    let directory = |(name, forbidden): (&&'static str, u32)| {
+        let found = fs::symlink_metadata(root.join(name)).ok();
+        let found = found.filter(std::fs::Metadata::is_dir);
+        Directory {
             name,
-            found: fs::symlink_metadata(root.join(name))
-                .ok()
-                .filter(std::fs::Metadata::is_dir)
-                .map(|metadata| (metadata.uid(), metadata.mode() & 0o7777)),
+            found: found.map(|found| (found.uid(), found.mode() & 0o7777)),
             forbidden,
         }
     };
-    PRIVATE
-        .iter()
-        .map(with(0o077))
-        .chain(SHARED.iter().map(with(0o027)))
-        .collect()
+    all.map(directory).collect()
 }
 
 fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {

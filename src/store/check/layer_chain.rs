@@ -105,6 +105,7 @@ mod tests {
 
     use super::*;
     use crate::store::Store;
+    use crate::sys::atomic;
 
     #[test]
     fn a_chain_has_the_fault_of_its_first_bad_layer() {
@@ -114,11 +115,11 @@ mod tests {
             for tree in ["diff", "root"] {
                 fs::create_dir_all(layer.join(tree)).unwrap();
             }
-            let text = format!(
-                r#"{{"id": "{id}", "parent": "{parent}", "env": "", "image_key": "i", "tree": "", "title": "s",
-                "created": "2026-01-02T03:04:05Z", "boot": "b", "history": "clean", "volumes": {{}}}}"#
-            );
-            fs::write(layer.join("layer.json"), text).unwrap();
+            let made = Layer {
+                parent: Some(parent.into()),
+                ..Layer::sample(id.into())
+            };
+            atomic::write_json(&layer.join("layer.json"), &made).unwrap();
         }
         let mut found = store.inventory().unwrap();
         found.method = Method::Overlay;

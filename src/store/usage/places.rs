@@ -375,16 +375,16 @@ impl Places<'_> {
                 *freed.entry(env.clone()).or_default() += row.size.exclusive;
             }
         }
-        let mut holdings = holdings(self.store, &self.envs, &self.layers)?;
+        let (mut at_services, silent_services) = holdings(self.store, &self.envs, &self.layers)?;
         if let Some(env) = only {
             let is_users = |envs: &[String]| envs.iter().any(|user| user == env);
             self.rows.retain(|row| is_users(&row.envs));
-            holdings.held.retain(|held| is_users(&held.envs));
+            at_services.retain(|held| is_users(&held.envs));
             freed.retain(|name, _| name == env);
         }
         Ok(UsageReport {
-            at_services: holdings.held,
-            silent_services: holdings.problems,
+            at_services,
+            silent_services,
             schema: "rockenv/du/1",
             store: self.store.root().to_owned(),
             env: only.map(str::to_owned),

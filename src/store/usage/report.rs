@@ -45,7 +45,6 @@ pub(crate) enum Class {
     Other,
 }
 
-/// One item of disk usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct UsageRow {
     pub class: Class,
@@ -102,7 +101,6 @@ impl UsageRow {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct UsageReport {
-    /// Version of this format.
     pub schema: &'static str,
     pub store: PathBuf,
     /// The env, if only one was requested.
@@ -123,7 +121,6 @@ pub(crate) struct UsageReport {
     pub extents: bool,
     /// Files without information about sharing or compression: their sizes are upper bounds.
     pub unshared: u64,
-    /// Unreadable paths: sizes are lower bounds.
     pub unreadable: u64,
     /// The first unreadable paths, with their errors.
     pub problems: Vec<String>,

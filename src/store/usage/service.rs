@@ -30,19 +30,12 @@ pub(crate) struct Held {
     pub total: u64,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct ServiceUsage {
-    pub(crate) held: Vec<Held>,
-    /// Services that do not answer, and why.
-    pub(crate) problems: Vec<String>,
-}
-
-/// Asks the services of a store's envs, layers and images.
+/// Asks the services of a store's envs, layers and images. Returns those that do not answer too, and why.
 pub(super) fn holdings(
     store: &Store,
     envs: &[(String, Record)],
     layers: &BTreeMap<LayerId, UsedLayer>,
-) -> Result<ServiceUsage> {
+) -> Result<(Vec<Held>, Vec<String>)> {
     let kept = layers
         .values()
         .filter_map(|used| used.layer.as_ref()?.kept.as_ref());
@@ -50,16 +43,16 @@ pub(super) fn holdings(
     let mut sockets = store.services_of_images()?;
     sockets.extend(kept.map(|kept| kept.socket.clone()));
     sockets.extend(envs.iter().filter_map(|(_, record)| record.service.clone()));
-    let mut found = ServiceUsage::default();
+    let (mut held, mut problems) = (Vec::new(), Vec::new());
     for socket in sockets {
         let asked = Service::connect(&socket)
             .and_then(|service| ask(store, &service, &socket, envs, layers));
         match asked {
-            Ok(held) => found.held.extend(held),
-            Err(error) => found.problems.push(error.chain().join(": ")),
+            Ok(found) => held.extend(found),
+            Err(error) => problems.push(error.chain().join(": ")),
         }
     }
-    Ok(found)
+    Ok((held, problems))
 }
 
 fn ask(

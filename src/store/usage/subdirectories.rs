@@ -1,6 +1,7 @@
 //! Owns measuring inside directories whose content is not rockenv's: the directories in a build volume or cache, in
 //! the order that decides which row owns shared bytes, and the purpose of those in TheRock's build tree.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -15,7 +16,6 @@ use crate::tree;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BuildTreePart {
-    /// Where a sub-project is compiled.
     Build,
     /// The files that it installs.
     Stage,
@@ -27,14 +27,6 @@ pub(crate) enum BuildTreePart {
 }
 
 impl BuildTreePart {
-    const ALL: [Self; 5] = [
-        Self::Build,
-        Self::Stage,
-        Self::Dist,
-        Self::ArtifactsUnsplit,
-        Self::Artifacts,
-    ];
-
     /// Returns the common name of these directories.
     pub(crate) fn title(self) -> &'static str {
         match self {
@@ -85,23 +77,21 @@ const DEEPEST: usize = 7;
 /// These contain no sub-projects, but many other files.
 const BARREN: [&str; 3] = ["CMakeFiles", "source", "stamp"];
 
-/// Returns whether this is the top of TheRock's build tree.
 pub(crate) fn is_therock(top: &Path) -> bool {
     text(top, Path::new("CMakeCache.txt")).is_some_and(|cache| is_top(&cache))
 }
 
 /// Returns the directories of TheRock's build tree by purpose.
-pub(crate) fn parts(top: &Path) -> Vec<(BuildTreePart, Vec<PathBuf>)> {
-    let walk = Walk::new(top, true);
+pub(crate) fn parts(top: &Path) -> BTreeMap<BuildTreePart, Vec<PathBuf>> {
     let mut found = Vec::new();
-    walk.collect(top, DEEPEST, None, &mut found);
-    let of = |part| {
-        let own = found.iter().filter(|found| found.part == Some(part));
-        own.map(|found| found.path.clone()).collect::<Vec<_>>()
-    };
-    let parts = BuildTreePart::ALL.map(|part| (part, of(part)));
-    let parts = parts.into_iter();
-    parts.filter(|(_, found)| !found.is_empty()).collect()
+    Walk::new(top, true).collect(top, DEEPEST, None, &mut found);
+    let mut parts: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for FoundDirectory { path, part, .. } in found {
+        if let Some(part) = part {
+            parts.entry(part).or_default().push(path);
+        }
+    }
+    parts
 }
 
 /// Returns the directories down to `depth` below `top`, each after its parent; without links and mount points.
