@@ -124,7 +124,6 @@ pub(crate) struct Bad {
     pub(crate) why: String,
 }
 
-/// Examples of valid values.
 pub(crate) const EXAMPLES: &str =
     "keep-at-least = \"20G\", min-free = \"10%\", older-than = \"90d\"";
 

@@ -115,7 +115,6 @@ pub(crate) fn tops(env: &EnvName, record: &Record, keep_last: usize) -> Vec<(Lay
 }
 
 impl Roots {
-    /// Finds the items that stay.
     pub(crate) fn of(inventory: &Inventory, keep_last: usize) -> Self {
         let mut roots = Self::default();
         for (name, env) in &inventory.envs {

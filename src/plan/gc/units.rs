@@ -13,14 +13,12 @@ use crate::plan::step_log;
 /// Assumed rebuild speed of items without a recorded time, in bytes per second: that of a download.
 const GUESS: u64 = 10 << 20;
 
-/// A removable item.
 pub(super) struct Unit {
     pub(super) what: GcTarget,
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) rebuild_ms: u64,
     pub(super) used: Timestamp,
-    /// Why it is garbage, if it is.
     pub(super) garbage: Option<String>,
     /// Its parent, if that is removable too.
     pub(super) below: Option<usize>,

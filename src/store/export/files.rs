@@ -23,7 +23,6 @@ use crate::tree::writer::Writer;
 /// Help of errors. The caller puts in the env's name.
 pub(super) const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
 
-/// An entry to export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutputItem {
     /// Directory that contains the entry.

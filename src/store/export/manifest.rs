@@ -24,15 +24,11 @@ const BUILDER: &str = "urn:rockenv:builder:1";
 /// A statement as `check` reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// Kind of document.
     #[serde(rename = "_type")]
     pub kind: String,
-    /// The files.
     pub subject: Vec<Subject>,
-    /// Kind of `predicate`.
     #[serde(rename = "predicateType")]
     pub predicate_type: String,
-    /// The statement about the files.
     pub predicate: Value,
 }
 
@@ -85,7 +81,6 @@ impl Subject {
     }
 }
 
-/// Facts about an env.
 #[derive(Debug)]
 pub(crate) struct Env<'a> {
     pub spec: &'a Spec,

@@ -33,7 +33,6 @@ const MANIFEST: &str = ".provenance.json";
 /// Maximum size of a manifest, in bytes: some 200,000 files.
 const LARGEST_MANIFEST: u64 = 64 << 20;
 
-/// An export of an env's outputs.
 pub(crate) struct OutputsExport<'a> {
     pub env: &'a EnvName,
     /// Created if missing. Existing files are never replaced.
@@ -132,7 +131,6 @@ impl OutputsExport<'_> {
         Ok((self.directory.join(place), files))
     }
 
-    /// Lists the files of the output volumes.
     fn items(&self, store: &Store, spec: &Spec) -> Result<Vec<OutputItem>> {
         let mut only = self.volumes.iter();
         if let Some(unknown) = only.find(|only| !outputs(spec).any(|volume| volume.name == **only))

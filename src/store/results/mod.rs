@@ -28,7 +28,6 @@ use crate::tree::{self, mounts};
 /// The results in one output volume, of several steps.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
-    /// The combined listing.
     pub listing: Listing,
     /// The layer that has each result.
     layers: BTreeMap<PathBuf, LayerId>,
@@ -37,7 +36,6 @@ pub struct Results {
 /// How an output directory differs from a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResultState {
-    /// It does not differ.
     Same,
     Missing,
     /// An entry in its path is not a directory.
@@ -51,12 +49,10 @@ pub enum ResultState {
 }
 
 impl ResultState {
-    /// Returns whether the result's content is there.
     fn is_there(&self) -> bool {
         matches!(self, Self::Same | Self::Unlinked)
     }
 
-    /// Returns the difference as a phrase.
     pub fn words(&self) -> Option<&str> {
         match self {
             Self::Same => None,
@@ -75,7 +71,6 @@ pub struct Difference {
     /// Path below the volume.
     pub path: PathBuf,
     pub layer: LayerId,
-    /// The state that was found.
     pub state: ResultState,
 }
 
@@ -173,7 +168,6 @@ impl Store {
 }
 
 impl Results {
-    /// Returns each result with the layer that has it.
     fn entries(&self) -> impl Iterator<Item = (&Path, &ListingEntry, &LayerId)> {
         let entries = self.listing.entries.iter();
         entries.map(|(path, entry)| (path.as_path(), entry, &self.layers[path]))

@@ -20,7 +20,6 @@ pub struct BlockedResult {
     pub volume: String,
     /// The volume is the env's own; several envs may share a user's directory.
     pub in_store: bool,
-    /// The existing file.
     pub path: PathBuf,
     /// The step whose result is blocked.
     pub step: String,
@@ -39,7 +38,6 @@ impl BlockedResult {
         (&self.volume, &self.path) == (&other.volume, &other.path)
     }
 
-    /// Names the file.
     pub fn place(&self) -> String {
         format!(
             "`{}` in output volume `{}`",
@@ -49,7 +47,6 @@ impl BlockedResult {
     }
 }
 
-/// A result to write.
 #[derive(Debug)]
 struct Item {
     path: PathBuf,
@@ -81,12 +78,10 @@ struct VolumeRestore {
 #[derive(Debug, Default)]
 pub struct RestorePlan {
     volumes: Vec<VolumeRestore>,
-    /// Results that cannot be restored.
     pub blocked: Vec<BlockedResult>,
 }
 
 impl RestorePlan {
-    /// Returns the layers that have the results to write.
     pub fn layers(&self) -> BTreeSet<LayerId> {
         let items = self.volumes.iter().flat_map(|volume| &volume.items);
         items.map(|item| item.layer.clone()).collect()

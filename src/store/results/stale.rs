@@ -81,7 +81,6 @@ impl Store {
     }
 }
 
-/// Moves stale results from one output directory to another.
 fn move_aside(
     directory: &Path,
     aside: &Path,

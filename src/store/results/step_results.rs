@@ -74,7 +74,6 @@ impl StepResults {
         serde_json::from_slice(&text).map_err(|error| damaged().source(error))
     }
 
-    /// Returns the results in an output volume.
     pub(crate) fn take(&mut self, volume: &str) -> VolumeResults {
         self.volumes.remove(volume).unwrap_or_default()
     }
@@ -153,7 +152,6 @@ impl StepResults {
         writer.finish().map(|()| written)
     }
 
-    /// Writes the listing, unless it is empty.
     pub(crate) fn write(&self, results: &Path) -> Result<()> {
         if self.volumes.is_empty() {
             return Ok(());

@@ -20,7 +20,6 @@ const UNFINISHED: &str = "unfinished.json";
 /// An output volume before a step ran.
 #[derive(Debug)]
 pub(crate) struct OutputBefore {
-    /// Its name.
     pub volume: String,
     /// Its directory. While it is open, no other directory gets its inode number.
     pub opened: OwnedFd,

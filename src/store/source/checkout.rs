@@ -113,7 +113,6 @@ impl<'a> Checkout<'a> {
         })
     }
 
-    /// Returns the checked-out commit.
     pub(crate) fn head(&self) -> Result<String> {
         self.commit()?.ok_or_else(|| {
             invalid!("`{}` has no commit yet", self.work.display())

@@ -58,7 +58,6 @@ const NO_PROGRAMS: [&str; 7] = [
 /// user configured.
 const AS_COMMITTED: [&str; 2] = ["core.autocrlf=false", "core.eol=lf"];
 
-/// Returns git's options for settings.
 pub(super) fn options<'s>(settings: &'s [&'s str]) -> impl Iterator<Item = &'s str> {
     settings.iter().flat_map(|setting| ["-c", setting])
 }
@@ -66,7 +65,6 @@ pub(super) fn options<'s>(settings: &'s [&'s str]) -> impl Iterator<Item = &'s s
 pub(crate) struct Git<'a> {
     /// The user to run as, if rockenv is root and no other user owns the checkout.
     pub user: &'a BuildUser,
-    /// Ends the program when it becomes true.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second, so that the caller can set the flag.
     pub tick: Box<dyn Fn() + 'a>,
@@ -93,10 +91,8 @@ pub(super) fn keeps_modes(directory: &Path) -> bool {
     statfs(directory).is_ok_and(|found| kept.contains(&found.filesystem_type()))
 }
 
-/// The rights that git runs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rights {
-    /// Those of this process.
     Own,
     /// Those of the build user, with the caller's variables: if the build user is the caller, and for clones, which
     /// need the caller's proxies.

@@ -59,16 +59,14 @@ pub(crate) fn is_there(volume: &str, path: &Path) -> Result<()> {
 
 /// Returns the directories of a spec's sources, as `up` prepared them.
 pub(crate) fn directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
-    spec.volumes
-        .iter()
-        .filter_map(|volume| match &volume.source {
-            VolumeSource::Git(git) => Some((
-                volume.name.clone(),
-                Repository::new(&volume.name, git).directory(store),
-            )),
-            VolumeSource::Path(_) | VolumeSource::Store => None,
-        })
-        .collect()
+    let cloned = spec.volumes.iter().filter_map(|volume| {
+        let VolumeSource::Git(git) = &volume.source else {
+            return None;
+        };
+        let clone = Repository::new(&volume.name, git);
+        Some((volume.name.clone(), clone.directory(store)))
+    });
+    cloned.collect()
 }
 
 /// Returns the origins of a spec's sources, by volume: names of clones in the store, and directories of the user.
