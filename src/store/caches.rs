@@ -35,7 +35,6 @@ impl StoreCache {
     }
 }
 
-/// ccache's file of statistics.
 const STATS: &str = "stats";
 /// Maximum number of bytes read from it: ccache writes some hundred.
 const LARGEST: u64 = 64 << 10;

@@ -247,7 +247,6 @@ impl Store {
 enum RemovableItem {
     Image(ImageKey),
     Layer(LayerId),
-    /// The env and its tree.
     Failed(EnvName, TreeId),
 }
 
@@ -331,7 +330,6 @@ fn written_at(service: &Service, tree: &str) -> u64 {
 
 /// The services that were asked where they keep their data.
 struct Services {
-    /// The store's file system.
     system: FileSystem,
     /// By socket; `None` if a removal there frees nothing on the store's file system.
     known: BTreeMap<PathBuf, Option<Service>>,

@@ -344,7 +344,6 @@ fn is_partial_sha512(path: &str) -> bool {
     digits.is_some_and(|digits| Checksum::new("SHA512", digits).is_some())
 }
 
-/// Returns whether a path is that of a cached fingerprint of a source.
 fn is_fingerprint(path: &str) -> bool {
     let name = path.strip_prefix(FINGERPRINTS);
     name.is_some_and(|name| name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit()))

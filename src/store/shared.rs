@@ -54,12 +54,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Reads the description in the directory of a layer or image.
     fn read(directory: &Path) -> Result<Option<Self>> {
         atomic::read_json(&directory.join(FILE))
     }
 
-    /// Writes the description to the directory of a layer or image.
     pub fn save(&self, directory: &Path) -> Result<()> {
         atomic::write_json(&directory.join(FILE), self)
     }
@@ -186,7 +184,6 @@ impl IncomingLayers<'_> {
         Ok(())
     }
 
-    /// Removes a download that is no longer needed.
     pub fn drop_blob(&self, sha256: &Sha256Hex) -> Result<()> {
         if_exists(fs::remove_file(self.store.blob(sha256))).map(drop)
     }

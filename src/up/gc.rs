@@ -117,7 +117,6 @@ fn remove(
     Ok(())
 }
 
-/// The content of the store, and the planned removals.
 pub(crate) struct Decision {
     pub inventory: Inventory,
     pub plan: Plan,
@@ -175,7 +174,6 @@ impl Goal {
 pub(crate) struct Done {
     pub removed: Vec<GcItem>,
     pub stayed: Vec<SkippedItem>,
-    /// Whether something was waiting in the trash.
     #[serde(skip)]
     pub had_trash: bool,
     /// Bytes that were waiting in the trash.

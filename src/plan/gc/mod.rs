@@ -35,7 +35,6 @@ const FRESH: Duration = Duration::from_secs(3600);
 /// The items to decide about. Each has the bytes that its removal frees once its descendants are gone, as far as known.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
-    /// When it was read.
     pub now: Timestamp,
     /// Bytes that an ordinary user could still write.
     pub free: u64,
@@ -248,11 +247,9 @@ pub(crate) struct GcItem {
     /// Time to rebuild it, in milliseconds.
     pub rebuild_ms: u64,
     pub rule: Rule,
-    /// The reason, as a sentence.
     pub reason: String,
 }
 
-/// What `gc` does.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Plan {
     /// The removals, in order: descendants first.
@@ -271,7 +268,6 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
-/// An item that stays, and why.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct KeptItem {
     pub name: String,

@@ -148,11 +148,8 @@ impl Roots {
                 roots.layer(inventory, id, &Why::Locked(file.clone()));
             }
         }
-        let recorded: BTreeSet<&LayerId> = inventory
-            .envs
-            .values()
-            .flat_map(|env| env.record.layers())
-            .collect();
+        let envs = inventory.envs.values();
+        let recorded: BTreeSet<&LayerId> = envs.flat_map(|env| env.record.layers()).collect();
         let makers = inventory.envs.iter();
         let makers: BTreeMap<_, _> = makers
             .map(|(name, env)| (&env.record.id, (name, env)))

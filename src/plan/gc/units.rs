@@ -81,11 +81,8 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
             None => images.get(item.layer.image_key.as_str()).copied(),
         };
     }
-    for (name, env) in inventory
-        .envs
-        .iter()
-        .filter(|(_, env)| !env.busy && !env.unsettled)
-    {
+    let envs = inventory.envs.iter();
+    for (name, env) in envs.filter(|(_, env)| !env.busy && !env.unsettled) {
         env_units(name, env, inventory.now, &layers, &mut units);
     }
     for ((env, volume, path), project) in &inventory.projects {
@@ -140,19 +137,15 @@ fn env_units(
             ..Unit::new(what, name, env.failed, env.used)
         });
     }
-    let named: BTreeSet<&str> = env
+    let logs = env
         .record
         .steps
         .iter()
-        .filter_map(|step| step.log.as_deref())
-        .chain(failed.as_ref().map(|failed| failed.log.as_str()))
-        .filter_map(|log| log.split('/').nth(1))
-        .collect();
-    for (run, bytes) in env
-        .logs
-        .iter()
-        .filter(|(run, _)| !named.contains(run.as_str()))
-    {
+        .filter_map(|step| step.log.as_deref());
+    let logs = logs.chain(failed.as_ref().map(|failed| failed.log.as_str()));
+    let named: BTreeSet<&str> = logs.filter_map(|log| log.split('/').nth(1)).collect();
+    let logs = env.logs.iter();
+    for (run, bytes) in logs.filter(|(run, _)| !named.contains(run.as_str())) {
         let what = GcTarget::Logs {
             env: name.to_owned(),
             run: run.clone(),

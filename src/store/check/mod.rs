@@ -371,19 +371,18 @@ impl Examination<'_> {
             let message = format!("the trash contains {} to delete", count(entries, "item"));
             self.note(message, "rockenv gc");
         }
+        let mut lost = BTreeSet::new();
         for (name, env) in &self.store.envs {
             if let Some(path) = env.lost_record() {
+                lost.insert(path);
                 self.note(
                     format!("env `{name}` has lost its record: `rockenv up` rebuilds it from its layers, which `rockenv gc` keeps until then"),
                     format!("rockenv up PROFILE --name {name}; or discard its layers: rm {}", quoted_path(path)),
                 );
             }
         }
-        let lost = |path: &&PathBuf| {
-            let mut envs = self.store.envs.values();
-            envs.any(|env| env.lost_record() == Some(path.as_path()))
-        };
-        for path in self.store.set_aside.iter().filter(|path| !lost(path)) {
+        let others = self.store.set_aside.iter();
+        for path in others.filter(|path| !lost.contains(path.as_path())) {
             let message = format!("`{}` was set aside by a repair", path.display());
             self.note(message, format!("rm -r {}", quoted_path(path)));
         }

@@ -89,7 +89,6 @@ pub(crate) fn origins(store: &Store, spec: &Spec) -> BTreeMap<String, String> {
 }
 
 impl Repository {
-    /// Creates the description for a volume of a spec.
     pub(crate) fn new(name: &str, git: &crate::plan::resolve::Git) -> Self {
         Self {
             name: name.to_owned(),
