@@ -12,7 +12,6 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::names;
-
 use super::layer::{Layer, boot_id};
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Frozen, ObjectFilter, Service};

@@ -22,7 +22,6 @@ pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -
     if let Some(limit) = limits.older_than {
         decider.old(inventory.now, limit, limits.keep_at_least);
     }
-
     if let (Some(most), Some(used)) = (limits.keep_at_most, inventory.used) {
         let over = used
             .saturating_sub(decider.plan.estimate)

@@ -109,17 +109,8 @@ mod tests {
             run(place, &[&["-c", &email], &commit[..]].concat());
         };
         let url = inner.path().to_str().unwrap();
-        let add = [
-            "submodule",
-            "--quiet",
-            "add",
-            "--name",
-            "project",
-            "--",
-            url,
-            "sub",
-        ];
-        run(path, &add);
+        let add = ["submodule", "--quiet", "add", "--name", "project"];
+        run(path, &[&add[..], &["--", url, "sub"]].concat());
         fs::write(path.join(".gitignore"), ".*.smrev\n").unwrap();
         let patches = path.join("patches/amd-mainline/project");
         fs::create_dir_all(&patches).unwrap();

@@ -75,18 +75,10 @@ impl Git<'_> {
     /// name.
     pub(crate) fn newest(&self, url: &str, rev: Option<&str>) -> Result<Option<String>> {
         let name = rev.unwrap_or("HEAD");
+        let target = format!("{name}^{{}}");
+        let ask = ["ls-remote", "--quiet", "--", url, name, &target];
         let listed = self
-            .run(
-                Path::new("/"),
-                &[
-                    "ls-remote",
-                    "--quiet",
-                    "--",
-                    url,
-                    name,
-                    &format!("{name}^{{}}"),
-                ],
-            )
+            .run(Path::new("/"), &ask)
             .map_err(Self::help(url))
             .context(|| format!("cannot ask `{}` for `{name}`", without_login(url)))?;
         let found: BTreeMap<&str, &str> = listed
@@ -120,10 +112,8 @@ impl Git<'_> {
                 continue;
             };
             let entry = std::str::from_utf8(entry).map_err(|_| {
-                invalid!(
-                    "a submodule in `{}` has a name that is not UTF-8",
-                    directory.display()
-                )
+                let place = directory.display();
+                invalid!("a submodule in `{place}` has a name that is not UTF-8")
             })?;
             let Some((commit, path)) = entry.split_once('\t') else {
                 continue;

@@ -221,11 +221,8 @@ impl Places<'_> {
             }
             let path = directory.join(&key);
             let users = self.who(|record| *record.image_key == *key);
-            match key
-                .parse()
-                .ok()
-                .and_then(|key| self.store.image(&key).ok()?)
-            {
+            let known = key.parse().ok();
+            match known.and_then(|key| self.store.image(&key).ok()?) {
                 Some(image) => self.add(path, KEPT, Class::Image, image.name, users),
                 None => self.add(path, NOBODY, Class::Unused, key, Vec::new()),
             }

@@ -12,7 +12,6 @@ use serde::Serialize;
 pub(crate) use super::places::{Inside, count};
 use super::service::Held;
 use super::subdirectories::BuildTreePart;
-
 use crate::sys::host::Space;
 use crate::tree::Method;
 use crate::tree::measure::DiskUsage;
