@@ -198,11 +198,9 @@ impl Store {
         }
         let directory = self.cache_dir(name);
         if let Some(mount) = tree::mounts_below(&fs::canonicalize(&directory)?).first() {
-            return Err(busy!(
-                "cache `{name}` cannot be cleared: `{}` is a mount point",
-                mount.display()
-            )
-            .help(format!("umount {}", quoted_path(mount))));
+            let place = mount.display();
+            let error = busy!("cache `{name}` cannot be cleared: `{place}` is a mount point");
+            return Err(error.help(format!("umount {}", quoted_path(mount))));
         }
         for entry in fs::read_dir(&directory)? {
             self.discard(&entry?.path())?;

@@ -237,11 +237,9 @@ impl Store {
             return Err(obstacle.clone().error());
         }
         if let Some((path, why)) = found.foreign.first() {
-            return Err(invalid!(
-                "`{}` was written by another version of rockenv: {why}",
-                path.display()
-            )
-            .help("use the version that wrote it"));
+            let path = path.display();
+            let error = invalid!("`{path}` was written by another version of rockenv: {why}");
+            return Err(error.help("use the version that wrote it"));
         }
         Ok(())
     }

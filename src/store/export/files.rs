@@ -59,11 +59,9 @@ pub(crate) fn list(directory: &Path, to: &Path) -> Result<Vec<OutputItem>> {
 }
 
 fn not_for_a_manifest(path: &Path) -> Error {
-    invalid!(
-        "`{}` is not a regular file, so the manifest cannot have a digest of it",
-        path.display()
-    )
-    .help("change the step that makes it to write a regular file, or remove it")
+    let path = path.display();
+    invalid!("`{path}` is not a regular file, so the manifest cannot have a digest of it")
+        .help("change the step that makes it to write a regular file, or remove it")
 }
 
 /// Returns the paths of the regular files below a directory, sorted by component; refuses anything else.
@@ -79,10 +77,8 @@ pub(crate) fn regular(directory: &Path) -> Result<Vec<PathBuf>> {
 /// Returns the name of a path in a manifest; refuses one that is not UTF-8.
 pub(crate) fn names(path: &Path) -> Result<String> {
     let name = path.to_str().ok_or_else(|| {
-        invalid!(
-            "`{}` has a name that is not UTF-8, which a manifest cannot hold",
-            path.display()
-        )
+        let path = path.display();
+        invalid!("`{path}` has a name that is not UTF-8, which a manifest cannot hold")
     })?;
     Ok(name.to_owned())
 }

@@ -187,13 +187,10 @@ impl OutputsExport<'_> {
                 (_, Some(what)) => {
                     let volume = spec.volume(&difference.volume);
                     let directory = volume.map(|volume| store.output_dir(spec, volume));
-                    let directory = directory.transpose()?;
+                    let directory = directory.transpose()?.unwrap_or_default();
                     return Err(drift!(
                         "`{}` differs from the result of a step of env `{name}`: it {what}",
-                        directory
-                            .unwrap_or_default()
-                            .join(&difference.path)
-                            .display()
+                        directory.join(&difference.path).display()
                     )
                     .help(format!("move it away: `{up}` restores the step's file")));
                 }
@@ -335,11 +332,9 @@ pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
         }
     }
     if found.is_empty() {
-        return Err(not_found!(
-            "there is no manifest (`ENV{MANIFEST}`) in `{}`",
-            directory.display()
-        )
-        .help(format!("rockenv export ENV {}", quoted_path(directory))));
+        let place = directory.display();
+        let error = not_found!("there is no manifest (`ENV{MANIFEST}`) in `{place}`");
+        return Err(error.help(format!("rockenv export ENV {}", quoted_path(directory))));
     }
     Ok(found)
 }
