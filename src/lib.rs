@@ -59,8 +59,8 @@ pub fn run() -> ExitCode {
 #[doc(hidden)]
 pub mod testing {
     pub use crate::cli::Cli;
-    pub use crate::cli::examples::examples;
-    pub use crate::cli::man_pages::{command, each};
+    pub use crate::cli::help::examples;
+    pub use crate::cli::man::{command, each};
     pub use crate::cli::testing::{READERS, Reader, fuzz};
     pub use crate::engine::cgroup::Hierarchies;
     pub use crate::engine::docker::{Flavour, Service};

@@ -1,7 +1,6 @@
 //! Owns `env`: the variables for using the results of an env.
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::plan::ids::EnvName;
 use crate::sys::error::Result;
@@ -15,28 +14,16 @@ pub struct EnvArgs {
     name: Option<EnvName>,
 }
 
-#[derive(Serialize)]
-struct Variable<'a> {
-    name: &'a str,
-    value: &'a str,
-    note: Option<&'a str>,
-}
-
 /// Prints the variables, for `eval` in a shell or as JSON.
 pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     let store = cx.existing_store()?;
     let name = store.named_or_only(args.name.as_ref())?;
     store.known(&name)?;
     let spec = store.spec(&name)?;
-    let variables: Vec<Variable<'_>> = spec
-        .runtime_env
-        .iter()
-        .map(|(name, value)| Variable {
-            name,
-            value,
-            note: spec.runtime_notes.get(name).map(String::as_str),
-        })
-        .collect();
+    let variables = spec.runtime_env.iter().map(|(name, value)| {
+        object! { name: name, value: value, note: spec.runtime_notes.get(name) }
+    });
+    let variables: Vec<_> = variables.collect();
     if cx.json {
         return cx.ui.json(&object! {
             schema: "rockenv/env/1",
@@ -45,8 +32,9 @@ pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
             variables: &variables,
         });
     }
-    for variable in &variables {
-        cx.ui.raw(exported(variable).as_bytes());
+    for one in &variables {
+        let line = exported(one.name, one.value, one.note.map(String::as_str));
+        cx.ui.raw(line.as_bytes());
     }
     if variables.is_empty() {
         cx.ui.note(&format!(
@@ -58,12 +46,11 @@ pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
 }
 
 /// Returns a line for a POSIX shell, safe for any value or note.
-fn exported(variable: &Variable<'_>) -> String {
-    let note = variable.note.map_or_else(String::new, |note| {
-        note.lines().map(|line| format!("# {line}\n")).collect()
-    });
-    let value = variable.value.replace('\'', r"'\''");
-    format!("{note}export {}='{value}'\n", variable.name)
+fn exported(name: &str, value: &str, note: Option<&str>) -> String {
+    let note = note.iter().flat_map(|note| note.lines());
+    let note: String = note.map(|line| format!("# {line}\n")).collect();
+    let value = value.replace('\'', r"'\''");
+    format!("{note}export {name}='{value}'\n")
 }
 
 #[cfg(test)]
@@ -73,11 +60,7 @@ mod tests {
     #[test]
     fn a_shell_reads_the_same_value() {
         for value in ["", "gfx1103;gfx1201", "it's $HOME `id` \\", "two\nlines"] {
-            let text = exported(&Variable {
-                name: "V",
-                value,
-                note: Some("what for\n$(false)"),
-            });
+            let text = exported("V", value, Some("what for\n$(false)"));
             let script = format!("set -eu\n{text}printf %s \"$V\"");
             let shell = std::process::Command::new("sh")
                 .args(["-c", &script])

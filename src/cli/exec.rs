@@ -12,7 +12,7 @@ use crate::sys::shell::quoted;
 use crate::up::context::Context;
 use crate::up::exec::{Job, run};
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(
     override_usage = "rockenv exec [OPTIONS] <ENV> <CMD>...\n       rockenv exec [OPTIONS] [ENV] -- <CMD>..."
 )]
@@ -122,14 +122,8 @@ mod tests {
     #[test]
     fn a_suggested_command_line_has_no_secret() {
         let args = ExecArgs {
-            root: false,
-            gpu: None,
-            workdir: None,
             env: ["HF_TOKEN=secret", "N=1"].map(str::to_owned).to_vec(),
-            apart: false,
-            name: None,
-            words: Vec::new(),
-            command: Vec::new(),
+            ..ExecArgs::default()
         };
         let line = "rockenv exec --env HF_TOKEN=\"$HF_TOKEN\" --env 'N=1' -- make";
         assert_eq!(without_env(&args, "make"), line);

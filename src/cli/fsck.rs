@@ -21,9 +21,8 @@ pub struct FsckArgs {
 /// A problem and its outcome.
 #[derive(Debug, Serialize)]
 struct Line {
-    object: String,
-    message: String,
-    help: String,
+    #[serde(flatten)]
+    problem: Problem,
     mended: bool,
     done: Option<String>,
 }
@@ -36,7 +35,11 @@ pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
     let format = repair_format(&cx.config.home, args.repair).map_err(advised)?;
     let damaged = format.is_some();
     if let Some(problem) = format {
-        lines.push(line(problem, args.repair, None));
+        lines.push(Line {
+            problem,
+            mended: args.repair,
+            done: None,
+        });
     }
     let mut found = Findings::default();
     // A damaged format file must be repaired before anything else can be read.
@@ -68,11 +71,18 @@ pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
                 Err(why) => Some(why),
             };
             found.problems.retain(|left| *left != problem);
-            lines.push(line(problem, mended, done));
+            lines.push(Line {
+                problem,
+                mended,
+                done,
+            });
         }
     }
-    let left = std::mem::take(&mut found.problems);
-    lines.extend(left.into_iter().map(|problem| line(problem, false, None)));
+    lines.extend(found.problems.into_iter().map(|problem| Line {
+        problem,
+        mended: false,
+        done: None,
+    }));
     let clean = lines.iter().all(|line| line.mended);
     if cx.json {
         let notes = found.notes.iter();
@@ -106,21 +116,12 @@ fn advised(error: Error) -> Error {
     error.help("sudo rockenv fsck")
 }
 
-fn line(problem: Problem, mended: bool, done: Option<String>) -> Line {
-    Line {
-        object: problem.object,
-        message: problem.message,
-        help: problem.help,
-        mended,
-        done,
-    }
-}
-
 fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool) {
     for line in lines {
         let word = if line.mended { "repaired: " } else { "" };
+        let problem = &line.problem;
         cx.ui
-            .data(&format!("{word}{}: {}\n", line.object, line.message));
+            .data(&format!("{word}{}: {}\n", problem.object, problem.message));
         if let Some(done) = &line.done {
             cx.ui.data(&format!("  {done}\n"));
         }
@@ -129,7 +130,8 @@ fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool
         let help = cx.ui.settings().hint(help);
         cx.ui.data(&format!("note: {message}\n  {help}\n"));
     }
-    let left: Vec<&Line> = lines.iter().filter(|line| !line.mended).collect();
+    let left = lines.iter().filter(|line| !line.mended);
+    let left: Vec<&Problem> = left.map(|line| &line.problem).collect();
     let problems = size::count(left.len(), "problem");
     let home = cx.config.home.display();
     match left.first() {

@@ -2,12 +2,12 @@
 //! other tools.
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory as _, FromArgMatches as _};
 
-use super::examples::examples;
 use crate::cli::Cli;
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
@@ -43,6 +43,31 @@ fn words() -> impl Iterator<Item = (&'static str, &'static str)> {
         .filter_map(|line| line.split_once(": "))
 }
 
+/// Command lines, each with its purpose.
+type Examples = Vec<(&'static str, &'static str)>;
+
+/// Examples by command path.
+static EXAMPLES: LazyLock<Vec<(&str, Examples)>> = LazyLock::new(|| {
+    let mut all: Vec<(&str, Examples)> = Vec::new();
+    for line in include_str!("examples.txt").lines() {
+        if let Some(path) = line
+            .strip_prefix('[')
+            .and_then(|line| line.strip_suffix(']'))
+        {
+            all.push((path, Vec::new()));
+        } else if let (Some((_, last)), Some(example)) = (all.last_mut(), line.split_once("  # ")) {
+            last.push(example);
+        }
+    }
+    all
+});
+
+/// Returns the examples of a command, by its path.
+pub fn examples(path: &str) -> &'static [(&'static str, &'static str)] {
+    let found = EXAMPLES.iter().find(|(known, _)| *known == path);
+    found.map_or(&[], |(_, examples)| examples)
+}
+
 #[derive(Debug, Args)]
 pub struct HelpArgs {
     /// The command, such as `up` or `snapshot diff`
@@ -52,7 +77,7 @@ pub struct HelpArgs {
 
 /// Returns the clap command with everything that its help shows.
 pub(crate) fn command() -> clap::Command {
-    let mut command = with_examples(Cli::command(), "");
+    let command = with_examples(Cli::command(), "");
     let options = clap::Command::new("rockenv")
         .disable_version_flag(true)
         .disable_help_flag(true)
@@ -68,8 +93,7 @@ pub(crate) fn command() -> clap::Command {
         groups(&command),
         options.ansi().to_string().trim_end()
     );
-    command = command.help_template(template);
-    command
+    command.help_template(template)
 }
 
 /// Parses the command line. For an unknown command, the error suggests the intended command.
@@ -92,7 +116,7 @@ pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
             (ErrorKind::InvalidUtf8, _) => {
                 let bad = std::env::args_os().find(|word| word.to_str().is_none());
                 bad.map_or(Unparsed::Usage(error), |word| {
-                    let error = usage!("argument `{}` is not UTF-8", text::os(&word));
+                    let error = usage!("argument `{}` is not UTF-8", text::os(word));
                     Unparsed::Meant(
                         error.help("only paths and the command of `exec` may contain any bytes"),
                     )
@@ -232,8 +256,7 @@ fn heading(title: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::examples::EXAMPLES;
-    use super::super::man_pages::each;
+    use super::super::man::each;
     use super::*;
 
     #[test]

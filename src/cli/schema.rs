@@ -38,7 +38,6 @@ pub(crate) enum Subject {
     Record,
 }
 
-/// Prints a JSON schema.
 pub(crate) fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
     let mut schema = match args.what {
         Subject::Profile => profile::schema(),

@@ -16,10 +16,10 @@ use crate::plan::record::{INTERRUPTED, Outcome, Record};
 use crate::plan::resolve::Engine;
 use crate::plan::samples::{self, Sample};
 use crate::plan::step_log::{StepLog, run_name};
-use crate::store::{Store, lock};
+use crate::store::Store;
 use crate::sys::error::{Kind, Result};
 use crate::ui::table::Table;
-use crate::ui::{size, text};
+use crate::ui::{object, size, text};
 use crate::up::context::Context;
 use crate::up::results::ResultsSummary;
 use crate::up::stop_and_lock::holder;
@@ -60,33 +60,18 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let is_whole = record.complete && results.is_empty();
     let code = code_of(!args.check || is_whole, Kind::Drift);
     if cx.json {
-        #[derive(Serialize)]
-        struct StatusReport<'a> {
-            #[serde(skip_serializing_if = "Vec::is_empty")]
-            results: Vec<Changed>,
-            schema: &'static str,
-            env: &'a str,
-            state: &'static str,
-            image_built: Option<Timestamp>,
-            image_digest: Option<String>,
-            store: String,
-            holder: Option<lock::Holder>,
-            /// Location and use of a complete env's results.
-            #[serde(skip_serializing_if = "Option::is_none")]
-            handed_over: Option<&'a ResultsSummary>,
-            record: &'a Record,
-        }
-        cx.ui.json(&StatusReport {
+        cx.ui.json(&object! {
+            #[serde(flatten)] results: (!results.is_empty()).then(|| object! { results: &results }),
             schema: "rockenv/status/1",
             env: &name,
             state: state(&store, &name, &record, holder.as_ref()),
             image_built: image.as_ref().map(|image| image.built),
             image_digest: image.map(|image| image.digest),
             store: store.method().to_string(),
-            holder,
-            handed_over: handed_over.as_ref(),
+            holder: holder,
+            // Location and use of a complete env's results.
+            #[serde(flatten)] handed_over: handed_over.map(|handed_over| object! { handed_over: handed_over }),
             record: &record,
-            results,
         })?;
         return Ok(code);
     }
@@ -94,7 +79,10 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         || "missing from the store".to_owned(),
         |image| built(&image),
     );
-    let targets = targets_row(&record);
+    let targets = match record.targets.as_slice() {
+        [] => String::new(),
+        targets => format!("targets  {}\n", targets.join(", ")),
+    };
     cx.ui.data(&format!(
         "env      {}\nstate    {}\nprofile  {}\n{targets}image    {} ({image})\nstore    {}\ncreated  {}\n",
         name,
@@ -173,13 +161,6 @@ fn built(image: &Image) -> String {
     match &*image.distribution {
         "" => built,
         distribution => format!("{distribution}, {built}"),
-    }
-}
-
-fn targets_row(record: &Record) -> String {
-    match record.targets[..] {
-        [] => String::new(),
-        [..] => format!("targets  {}\n", record.targets.join(", ")),
     }
 }
 

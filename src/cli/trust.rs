@@ -89,21 +89,15 @@ fn remember(config: &Config, path: PathBuf, digest: String) -> Result<()> {
 fn show(cx: &Context) -> Result<()> {
     let mut rows = Vec::new();
     for known in Trusted::all(&cx.config.user_dir)? {
-        let state = match &known.digest {
-            None => TrustState::Trusted,
-            Some(digest) if trust::digest(&known.path).is_ok_and(|now| now == *digest) => {
-                TrustState::Trusted
-            }
-            Some(_) => TrustState::Changed,
+        let is_same = |digest: &String| trust::digest(&known.path).is_ok_and(|now| now == *digest);
+        let state = match known.digest.as_ref().is_none_or(is_same) {
+            true => "trusted",
+            false => "changed",
         };
         rows.push(object! { path: known.path, state: state, writes: known.writes });
     }
     cx.list(&rows, ["path", "state"], |row| {
-        let state = match row.state {
-            TrustState::Changed => "changed",
-            TrustState::Trusted | TrustState::Empty | TrustState::Untrusted => "trusted",
-        };
-        [row.path.display().to_string(), state.to_owned()]
+        [row.path.display().to_string(), row.state.to_owned()]
     })
 }
 

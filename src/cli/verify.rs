@@ -99,7 +99,7 @@ fn say(cx: &Context, reporter: &Reporter, env: &str, steps: &[StepReport]) -> Re
             _ => format!("{}: {count} paths differ\n", step.step),
         });
         for difference in &compared.differences {
-            let path = text::path(&difference.path);
+            let path = text::os(&difference.path);
             cx.ui.data(&format!("  {path}: {}\n", difference.what));
         }
         if compared.more > 0 {

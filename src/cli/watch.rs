@@ -1,32 +1,15 @@
 //! Owns showing a command's output repeatedly and in place, until Ctrl-C.
 
-use std::io;
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::sys::error::Result;
 use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
-use crate::ui::Ui;
+use crate::ui::{Recording, Ui};
 use crate::up::context::Context;
 
 const PERIOD: Duration = Duration::from_secs(1);
-
-#[derive(Clone, Default)]
-struct Screen(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Screen {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Shows the output of `show` once a second, until Ctrl-C or an error of `show`.
 pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Result<u8> {
@@ -44,7 +27,7 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
     let signals = Signals::take()?;
     let mut before = 0;
     loop {
-        let screen = Screen::default();
+        let screen = Recording::default();
         let ui = Ui::with_writers(
             cx.ui.settings().clone(),
             Box::new(screen.clone()),
@@ -58,8 +41,8 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
         };
         let code = show(&inner)?;
         inner.ui.finish()?;
-        let bytes = std::mem::take(&mut *screen.0.lock().unwrap_or_else(PoisonError::into_inner));
-        before = cx.ui.redraw(&String::from_utf8_lossy(&bytes), before);
+        let text = screen.bytes();
+        before = cx.ui.redraw(&String::from_utf8_lossy(&text), before);
         if cx.ui.closed() {
             return Ok(code);
         }
@@ -73,6 +56,7 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::io;
 
     use super::*;
     use crate::store::config::Config;

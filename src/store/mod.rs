@@ -246,7 +246,7 @@ impl Store {
     fn create(root: &Path) -> Result<Self> {
         // Container engines and rockenv's own processes get paths as text.
         if root.to_str().is_none() {
-            let shown = crate::ui::text::path(root);
+            let shown = crate::ui::text::os(root);
             return Err(usage!("the store's path `{shown}` is not UTF-8").help(OTHER_HOME));
         }
         if !root.exists() {

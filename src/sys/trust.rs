@@ -40,8 +40,7 @@ const TRUSTED: [&str; 7] = [
 ];
 
 /// Whether the user trusts a directory's files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TrustState {
     #[default]
     Empty,

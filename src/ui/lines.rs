@@ -25,34 +25,23 @@ impl Lines {
     /// Takes the next bytes and calls `each` for the completed lines.
     pub(crate) fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Line<'_>)) {
         while let Some(&first) = bytes.first() {
-            if self.returned {
+            if self.returned && first != b'\r' {
                 self.returned = false;
-                if first == b'\r' {
-                    self.returned = true;
-                    bytes = &bytes[1..];
-                    continue;
-                }
                 self.end(first != b'\n', &mut each);
                 if first == b'\n' {
                     bytes = &bytes[1..];
                     continue;
                 }
             }
-            match bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-                None => {
-                    self.keep(bytes);
-                    return;
-                }
-                Some(at) => {
-                    self.keep(&bytes[..at]);
-                    if bytes[at] == b'\n' {
-                        self.end(false, &mut each);
-                    } else {
-                        self.returned = true;
-                    }
-                    bytes = &bytes[at + 1..];
-                }
+            let Some(at) = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r')) else {
+                return self.keep(bytes);
+            };
+            self.keep(&bytes[..at]);
+            match bytes[at] {
+                b'\n' => self.end(false, &mut each),
+                _ => self.returned = true,
             }
+            bytes = &bytes[at + 1..];
         }
     }
 

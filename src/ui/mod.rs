@@ -31,7 +31,7 @@ use serde::Serialize;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::signals;
-use ci::{Level, Sections};
+use ci::Sections;
 pub(crate) use json::object;
 pub(crate) use osc::Integration;
 pub(crate) use report::{Format, Reporter, StepOutput};
@@ -161,19 +161,37 @@ impl fmt::Debug for Ui {
     }
 }
 
+/// The bytes that a `Ui` wrote.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recording(Arc<Mutex<Vec<u8>>>);
+
+impl Recording {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        lock(&self.0).clone()
+    }
+}
+
+impl Write for Recording {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(&self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[derive(Clone, Copy)]
-enum Paint {
-    Bold,
-    Dim,
-    Green,
-    Red,
-    Yellow,
-    Cyan,
-}
+/// Parameters of the escape sequence that sets a colour or weight.
+const BOLD: &str = "1";
+const DIM: &str = "2";
+const RED: &str = "1;31";
+const GREEN: &str = "1;32";
+const YELLOW: &str = "1;33";
+const CYAN: &str = "1;36";
 
 /// How good a result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,30 +202,23 @@ pub(crate) enum Tone {
 }
 
 impl Tone {
-    fn paint(self) -> Paint {
+    fn paint(self) -> &'static str {
         match self {
-            Self::Good => Paint::Green,
-            Self::Doubtful => Paint::Yellow,
-            Self::Bad => Paint::Red,
+            Self::Good => GREEN,
+            Self::Doubtful => YELLOW,
+            Self::Bad => RED,
         }
     }
 }
 
-fn paint(on: bool, paint: Paint, text: &str) -> String {
-    let code = match paint {
-        _ if !on => return text.to_owned(),
-        Paint::Bold => "1",
-        Paint::Dim => "2",
-        Paint::Green => "1;32",
-        Paint::Red => "1;31",
-        Paint::Yellow => "1;33",
-        Paint::Cyan => "1;36",
-    };
-    format!("\x1b[{code}m{text}\x1b[0m")
+fn paint(on: bool, paint: &str, text: &str) -> String {
+    match on {
+        true => format!("\x1b[{paint}m{text}\x1b[0m"),
+        false => text.to_owned(),
+    }
 }
 
 impl Ui {
-    /// Creates the output to stdout and stderr.
     pub(crate) fn new(settings: UiSettings) -> Self {
         // Listings are written at once: stdout's own line buffering costs a system call per line.
         let out = io::BufWriter::new(io::stdout());
@@ -221,7 +232,7 @@ impl Ui {
         ui
     }
 
-    /// Creates an output with other writers, for tests.
+    /// Creates an output with other writers.
     pub(crate) fn with_writers(
         settings: UiSettings,
         out: Box<dyn Write + Send>,
@@ -291,10 +302,10 @@ impl Ui {
 
     /// Writes the title of a group of results.
     pub(crate) fn heading(&self, text: &str) {
-        self.painted(Paint::Bold, text);
+        self.painted(BOLD, text);
     }
 
-    fn painted(&self, color: Paint, text: &str) {
+    fn painted(&self, color: &str, text: &str) {
         let on = self.settings.color(self.settings.terminals.stdout);
         let text = paint(on, color, &text::escape_lines(text));
         self.write_out(format!("{text}\n").as_bytes());
@@ -322,7 +333,7 @@ impl Ui {
         let on = self.settings.color(self.settings.terminals.stdout);
         match text.split_once('\n') {
             Some((header, rows)) if on => {
-                let header = paint(on, Paint::Bold, header);
+                let header = paint(on, BOLD, header);
                 self.write_out(format!("{header}\n{rows}").as_bytes());
             }
             _ => self.write_out(text.as_bytes()),
@@ -416,7 +427,7 @@ impl Ui {
     pub(crate) fn detail(&self, text: &str) {
         if self.settings.verbose > 0 && !self.settings.quiet {
             let on = self.settings.color(self.settings.terminals.stderr);
-            let text = paint(on, Paint::Dim, &text::escape_lines(text));
+            let text = paint(on, DIM, &text::escape_lines(text));
             self.write_err(&format!("{text}\n"));
         }
     }
@@ -424,11 +435,11 @@ impl Ui {
     /// Reports a problem that does not stop the command.
     pub(crate) fn warn(&self, text: &str) {
         let text = &self.settings.hint(text);
-        if self.annotate(Level::Warning, &text::escape_lines(text)) {
+        if self.annotate("warning", &text::escape_lines(text)) {
             return;
         }
         let on = self.settings.color(self.settings.terminals.stderr);
-        let label = paint(on, Paint::Yellow, "warning:");
+        let label = paint(on, YELLOW, "warning:");
         self.write_err(&format!("{label} {}\n", text::escape_lines(text)));
     }
 
@@ -440,7 +451,7 @@ impl Ui {
         for (depth, line) in error.chain().iter().enumerate() {
             let line = text::escape_lines(line);
             lines.push(if depth == 0 {
-                format!("{} {line}", paint(on, Paint::Red, "error:"))
+                format!("{} {line}", paint(on, RED, "error:"))
             } else {
                 format!("  caused by: {}", line.replace('\n', "\n    "))
             });
@@ -448,12 +459,12 @@ impl Ui {
         if let Some(help) = error.help_text() {
             let help = self.settings.hint(help);
             let help = text::escape_lines(&help);
-            lines.push(format!("{} {help}", paint(on, Paint::Cyan, "help:")));
+            lines.push(format!("{} {help}", paint(on, CYAN, "help:")));
         }
         // The failure ends the current work.
         self.end_section();
         let text = lines.join("\n");
-        if !self.annotate(Level::Error, text.strip_prefix("error: ").unwrap_or(&text)) {
+        if !self.annotate("error", text.strip_prefix("error: ").unwrap_or(&text)) {
             self.write_err(&(text + "\n"));
         }
     }
@@ -470,7 +481,6 @@ impl Ui {
         }
     }
 
-    /// Ends the open section, if any.
     pub(crate) fn end_section(&self) {
         let mut err = lock(&self.err);
         let text = err.sections.end(Timestamp::now());
@@ -480,11 +490,11 @@ impl Ui {
     /// Annotates the CI job with a failure that is reported elsewhere.
     pub(crate) fn annotate_failure(&self, what: &str, why: &str) {
         let message = format!("{what}: {why}");
-        self.annotate(Level::Error, &text::escape_lines(&message));
+        self.annotate("error", &text::escape_lines(&message));
     }
 
     /// Adds an annotation to the CI job. Returns whether the CI system supports annotations.
-    fn annotate(&self, level: Level, message: &str) -> bool {
+    fn annotate(&self, level: &str, message: &str) -> bool {
         let mut err = lock(&self.err);
         let text = err.sections.annotation(level, message);
         err.write(text.as_deref().unwrap_or_default());

@@ -168,10 +168,7 @@ impl Tracker {
     }
 
     fn count(&mut self, count: Count<'_>) {
-        if !self.builds.contains_key(count.prefix) {
-            if self.builds.len() >= BUILDS_MAX {
-                return;
-            }
+        if self.builds.len() < BUILDS_MAX && !self.builds.contains_key(count.prefix) {
             self.builds.insert(count.prefix.to_owned(), Build::new());
         }
         let Some(build) = self.builds.get_mut(count.prefix) else {
@@ -411,36 +408,25 @@ mod tests {
     #[test]
     fn the_estimate_follows_the_rate() {
         let mut estimate = Estimate::default();
-        let mut left = None;
-        for second in 0..600 {
-            let progress = NinjaProgress {
-                done: second * 5,
-                total: 6000,
-            };
-            left = estimate.update(Duration::from_secs(second), progress);
-            assert!(second >= 10 || left.is_none());
-        }
-        let steady = left.unwrap().as_secs_f64();
+        let mut left_after = |seconds: std::ops::Range<u64>, done: fn(u64) -> u64| {
+            let left = seconds.fold(None, |_, second| {
+                let progress = NinjaProgress {
+                    done: done(second),
+                    total: 6000,
+                };
+                let left = estimate.update(Duration::from_secs(second), progress);
+                assert!(second >= 10 || left.is_none());
+                left
+            });
+            left.unwrap().as_secs_f64()
+        };
+        let steady = left_after(0..600, |second| second * 5);
         assert_has!((600.0..602.0), &steady);
         // Ten minutes at a tenth of the rate: the average has forgotten the old rate.
-        for second in 600..1200 {
-            let progress = NinjaProgress {
-                done: 2995 + (second - 599) / 2,
-                total: 6000,
-            };
-            left = estimate.update(Duration::from_secs(second), progress);
-        }
-        let slow = left.unwrap().as_secs_f64();
+        let slow = left_after(600..1200, |second| 2995 + (second - 599) / 2);
         assert_has!((4500.0..5500.0), &slow);
         // An hour without output, with an update each second.
-        for second in 1200..4800 {
-            let progress = NinjaProgress {
-                done: 3295,
-                total: 6000,
-            };
-            left = estimate.update(Duration::from_secs(second), progress);
-        }
-        let silent = left.unwrap().as_secs_f64();
+        let silent = left_after(1200..4800, |_| 3295);
         assert_has!((4500.0..5500.0), &silent);
     }
 

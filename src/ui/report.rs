@@ -92,7 +92,6 @@ impl Reporter {
         self.emit(&Event::Warning { message });
     }
 
-    /// Reports the end of the run.
     pub(crate) fn finish(&self, outcome: Outcome, message: impl Into<String>) {
         self.emit(&Event::Finished {
             outcome,
@@ -168,7 +167,6 @@ impl Reporter {
         false
     }
 
-    /// Shows several lines of output.
     fn output(&self, index: u32, stream: Stream, lines: Vec<String>) {
         if let Kind::Bars(bars) = &self.kind {
             return bars.output(index, &lines);
@@ -304,7 +302,6 @@ impl StepOutput {
         }
     }
 
-    /// Reports the step's current load.
     pub(crate) fn load(&mut self, jobs: Option<u32>, memory: Option<u64>) {
         let now = Instant::now();
         let is_due = |then| now.duration_since(then) >= LOAD_EVERY;

@@ -45,14 +45,13 @@ impl Table {
     }
 
     /// Adds a row. Cells beyond the header are dropped, missing ones are empty.
-    pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
+    pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
         let mut row: Vec<String> = cells
             .into_iter()
             .map(|cell| escape(cell.as_ref()).into_owned())
             .collect();
         row.resize(self.header.len(), String::new());
         self.rows.push(row);
-        self
     }
 
     /// Creates a table with one row for each of `rows`.

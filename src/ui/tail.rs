@@ -62,13 +62,11 @@ impl Tail {
     /// Returns the lines that show why the step failed: the last lines, or the failed command's lines and a few of the
     /// last ones if those do not include the former.
     pub(crate) fn why(&self) -> Vec<String> {
-        let Failed::Saying(said, _) = &self.failed else {
-            return self.last.iter().cloned().collect();
+        let is_last = |line| self.last.contains(line);
+        let mut lines = match &self.failed {
+            Failed::Saying(said, _) if !said.iter().all(is_last) => said.clone(),
+            _ => return self.last.iter().cloned().collect(),
         };
-        if said.iter().all(|line| self.last.contains(line)) {
-            return self.last.iter().cloned().collect();
-        }
-        let mut lines = said.clone();
         lines.push("...".to_owned());
         let skipped = self.last.len().saturating_sub(BESIDE);
         lines.extend(self.last.iter().skip(skipped).cloned());

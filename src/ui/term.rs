@@ -13,7 +13,7 @@ use super::osc::TerminalState;
 use super::plain::{Plain, title};
 use super::run_progress::{RunProgress, boxed};
 use super::text::{escape, escape_lines};
-use super::{Paint, UiSettings, lock, paint, size};
+use super::{BOLD, DIM, UiSettings, lock, paint, size};
 
 /// The elapsed time has a resolution of seconds.
 const TICK: Duration = Duration::from_millis(250);
@@ -24,8 +24,8 @@ enum Key {
     /// The whole run; always the last line.
     Run,
     Step(u32),
-    Image(String),
-    Transfer(String),
+    /// An image build or a transfer.
+    Work(String),
 }
 
 /// The moving lines of one run.
@@ -154,8 +154,8 @@ impl Bars {
         state.progress.event(event, now);
         let over = match event {
             Event::StepFinished { index, .. } => Some(Key::Step(*index)),
-            Event::ImageFinished { image, .. } => Some(Key::Image(image.clone())),
-            Event::TransferFinished { what, .. } => Some(Key::Transfer(what.clone())),
+            Event::ImageFinished { image: name, .. }
+            | Event::TransferFinished { what: name, .. } => Some(Key::Work(name.clone())),
             _ => None,
         };
         if let Some(key) = over {
@@ -226,7 +226,7 @@ impl Bars {
                 done,
                 total,
             } => {
-                let key = Key::Image(image.clone());
+                let key = Key::Work(image.clone());
                 let title = || format!("image {}", escape(image));
                 let moving = self.entry(state, key, title);
                 moving.output = escape(message).into_owned();
@@ -238,7 +238,7 @@ impl Bars {
                 done,
                 total,
             } => {
-                let key = Key::Transfer(what.clone());
+                let key = Key::Work(what.clone());
                 let moving = self.entry(state, key, || escape(what).into_owned());
                 moving.output = escape(message).into_owned();
                 let count = message.is_empty().then_some((*done, *total));
@@ -268,9 +268,7 @@ impl Bars {
 
     /// Removes the line of an image or a transfer.
     pub(super) fn end_line(&self, name: &str) {
-        let mut state = lock(&self.state);
-        self.remove(&mut state, &Key::Image(name.to_owned()));
-        self.remove(&mut state, &Key::Transfer(name.to_owned()));
+        self.remove(&mut lock(&self.state), &Key::Work(name.to_owned()));
     }
 
     /// Removes all moving lines and returns the closing message.
@@ -320,7 +318,7 @@ impl Bars {
             None => self.multi.add(bar),
         };
         bar.set_style(style);
-        bar.set_prefix(paint(self.color, Paint::Bold, &title));
+        bar.set_prefix(paint(self.color, BOLD, &title));
         bar.enable_steady_tick(TICK);
         Moving {
             bar,
@@ -337,11 +335,7 @@ impl Bars {
         // No screen shows more, and indicatif measures the whole text at each draw.
         let output = truncate_str(&moving.output, 400, "…");
         let gap = if moving.load.is_empty() { "" } else { "  " };
-        format!(
-            "{}{gap}{}",
-            moving.load,
-            paint(self.color, Paint::Dim, &output)
-        )
+        format!("{}{gap}{}", moving.load, paint(self.color, DIM, &output))
     }
 
     /// Adds the line for a step's latest output.
@@ -371,7 +365,7 @@ impl Bars {
         }
         if !moving.output.is_empty() {
             let output = truncate_str(&moving.output, 400, "…");
-            parts.push(paint(self.color, Paint::Dim, &output));
+            parts.push(paint(self.color, DIM, &output));
         }
         moving.bar.set_message(parts.join(" "));
     }
@@ -522,7 +516,7 @@ mod tests {
         });
         bars.end_line("pull from r");
         let left: Vec<Key> = lock(&bars.state).lines.keys().cloned().collect();
-        assert_eq!(left, [Key::Image("base".to_owned())]);
+        assert_eq!(left, [Key::Work("base".to_owned())]);
         bars.end_line("base");
         assert!(lock(&bars.state).lines.is_empty());
     }

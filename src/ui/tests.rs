@@ -1,35 +1,13 @@
-use std::sync::Arc;
-
 use super::*;
 
-/// A stream that can be read back, and that can fail.
-#[derive(Clone, Default)]
-pub(super) struct Stream {
-    bytes: Arc<Mutex<Vec<u8>>>,
-    fails: Option<io::ErrorKind>,
-}
-
-impl Stream {
+impl Recording {
     pub(super) fn text(&self) -> String {
-        String::from_utf8(lock(&self.bytes).clone()).unwrap()
+        String::from_utf8(self.bytes()).unwrap()
     }
 }
 
-impl Write for Stream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.fails {
-            Some(kind) => Err(kind.into()),
-            None => lock(&self.bytes).write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-pub(super) fn ui(settings: UiSettings) -> (Ui, Stream, Stream) {
-    let (out, err) = (Stream::default(), Stream::default());
+pub(super) fn ui(settings: UiSettings) -> (Ui, Recording, Recording) {
+    let (out, err) = (Recording::default(), Recording::default());
     let ui = Ui::with_writers(settings, Box::new(out.clone()), Box::new(err.clone()));
     (ui, out, err)
 }
@@ -58,7 +36,7 @@ fn results_and_messages_go_to_their_own_streams() {
 
 #[test]
 fn results_are_seen_before_what_is_said_of_them() {
-    let both = Stream::default();
+    let both = Recording::default();
     let out = io::BufWriter::new(both.clone());
     let settings = UiSettings::default();
     let ui = Ui::with_writers(settings, Box::new(out), Box::new(both.clone()));
@@ -110,15 +88,21 @@ fn colour_is_for_terminals_and_can_be_forced_or_refused() {
 
 #[test]
 fn a_reader_that_has_enough_is_no_error_but_a_full_disk_is() {
+    struct Failing(io::ErrorKind);
+    impl Write for Failing {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
     for (kind, exit) in [
         (io::ErrorKind::BrokenPipe, None),
         (io::ErrorKind::StorageFull, Some(10)),
     ] {
-        let out = Stream {
-            fails: Some(kind),
-            ..Stream::default()
-        };
-        let ui = Ui::with_writers(UiSettings::default(), Box::new(out), Box::new(io::sink()));
+        let out = Box::new(Failing(kind));
+        let ui = Ui::with_writers(UiSettings::default(), out, Box::new(io::sink()));
         assert!(!ui.closed());
         ui.data("x");
         assert!(ui.closed());
@@ -167,7 +151,7 @@ fn github_gets_no_command_that_arrives_in_parts() {
 fn raw_bytes_are_exact_unless_a_person_sees_them() {
     let (piped, out, _) = ui(UiSettings::default());
     piped.raw(b"\x1b[31m\xff\n");
-    assert_eq!(*lock(&out.bytes), b"\x1b[31m\xff\n");
+    assert_eq!(out.bytes(), b"\x1b[31m\xff\n");
     let (seen, out, _) = ui(UiSettings {
         terminals: ALL,
         ..UiSettings::default()
@@ -178,5 +162,5 @@ fn raw_bytes_are_exact_unless_a_person_sees_them() {
     let (piped, out, _) = ui(UiSettings::default());
     piped.lines(b"\x1b[31m\xff\n");
     piped.bytes(b"\x1b[31m\xff\n");
-    assert_eq!(*lock(&out.bytes), b"\\x1b[31m\\xff\n\x1b[31m\xff\n");
+    assert_eq!(out.bytes(), b"\\x1b[31m\\xff\n\x1b[31m\xff\n");
 }

@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::path::Path;
 
 use unicode_width::UnicodeWidthStr as _;
 
@@ -56,15 +55,10 @@ pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
     )
 }
 
-/// Returns a path for display; bytes that are not UTF-8 are escaped as well.
-pub(crate) fn path(path: &Path) -> String {
-    os(path.as_os_str())
-}
-
-/// Returns an operating system string for display; bytes that are not UTF-8 are escaped as well.
-pub(crate) fn os(text: &OsStr) -> String {
+/// Returns a path or an argument for display; bytes that are not UTF-8 are escaped as well.
+pub(crate) fn os(text: impl AsRef<OsStr>) -> String {
     let mut safe = String::new();
-    for chunk in text.as_encoded_bytes().utf8_chunks() {
+    for chunk in text.as_ref().as_encoded_bytes().utf8_chunks() {
         safe.push_str(&escape(chunk.valid()));
         for byte in chunk.invalid() {
             write!(safe, "\\x{byte:02x}").expect("a string takes everything");

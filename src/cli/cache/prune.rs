@@ -132,16 +132,16 @@ fn show(cx: &Context, plan: &PrunePlan) {
     if plan.removed.is_empty() {
         return;
     }
-    let mut table = Table::new(["tag", "snapshot", "built"]);
-    for tag in &plan.removed {
+    let header = ["tag", "snapshot", "built"];
+    cx.ui.table(&Table::of(header, &plan.removed, |tag| {
+        let title = tag.title.as_deref().unwrap_or("signature");
         let built = tag
             .built
             .map(|built| built.strftime("%Y-%m-%d").to_string());
-        table.row([
-            tag.tag.as_str(),
-            tag.title.as_deref().unwrap_or("signature"),
-            built.as_deref().unwrap_or("-"),
-        ]);
-    }
-    cx.ui.table(&table);
+        [
+            tag.tag.clone(),
+            title.to_owned(),
+            built.unwrap_or_else(|| "-".to_owned()),
+        ]
+    }));
 }

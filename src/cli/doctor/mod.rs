@@ -227,7 +227,7 @@ impl Facts {
 }
 
 /// Returns the check for a tool. The suggested command installs everything that the feature needs.
-fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
+fn tool(facts: &Facts, tool: &Tool) -> Check {
     if !facts.lacks(tool) {
         return ok(tool.name);
     }
@@ -235,25 +235,16 @@ fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
     if facts.manager.is_some_and(|one| tool.package(one).is_none()) {
         return note(format!("{text}; this distribution has no package of it"));
     }
-    let setup = match feature {
-        Feature::Pacman => "rockenv setup --for pacman",
-        _ => "rockenv setup",
-    };
-    let check = missing(text, facts.sudo(setup));
-    match tool.optional || feature == Feature::Pacman {
-        true => Check {
-            state: CheckState::Note,
-            ..check
-        },
-        false => check,
+    let command = facts.sudo("rockenv setup");
+    match tool.optional {
+        true => note(text).try_(command),
+        false => missing(text, command),
     }
 }
 
-fn tools(facts: &Facts, feature: Feature) -> impl Iterator<Item = (&'static Tool, Check)> {
-    TOOLS
-        .iter()
-        .filter(move |one| one.features.contains(&feature))
-        .map(move |one| (one, tool(facts, one, feature)))
+fn tools(feature: Feature) -> impl Iterator<Item = &'static Tool> {
+    let tools = TOOLS.iter();
+    tools.filter(move |one| one.features.contains(&feature))
 }
 
 fn nspawn(facts: &Facts) -> Vec<Check> {
@@ -266,13 +257,13 @@ fn nspawn(facts: &Facts) -> Vec<Check> {
         )
         .essential_if(is_used),
     }];
-    for (one, check) in tools(facts, Feature::Nspawn) {
+    for one in tools(Feature::Nspawn) {
         checks.push(match (one.name, facts.nspawn) {
             ("systemd-nspawn", Some(version)) if version < NSPAWN => note(format!(
                 "systemd-nspawn {version} is older than {NSPAWN}, the oldest supported version"
             )),
             ("systemd-nspawn", Some(version)) => ok(format!("systemd-nspawn {version}")),
-            _ => check.essential_if(is_used),
+            _ => tool(facts, one).essential_if(is_used),
         });
     }
     checks.push(match facts.systemd {
@@ -377,25 +368,18 @@ fn store(facts: &Facts) -> Vec<Check> {
 }
 
 fn images(facts: &Facts) -> Vec<Check> {
-    let mut checks: Vec<Check> = Vec::new();
-    for feature in [Feature::Images, Feature::Sources] {
-        for (one, check) in tools(facts, feature) {
-            let told = one.features.contains(&Feature::Nspawn)
-                || (feature == Feature::Sources && one.features.contains(&Feature::Images));
-            if !told {
-                checks.push(check);
-            }
-        }
-    }
-    let arch: Vec<&Tool> = TOOLS
-        .iter()
-        .filter(|one| one.features.contains(&Feature::Pacman) && facts.lacks(one))
-        .collect();
+    let is_here = |one: &&Tool| {
+        let has = |feature| one.features.contains(&feature);
+        !has(Feature::Nspawn) && (has(Feature::Images) || has(Feature::Sources))
+    };
+    let here = TOOLS.iter().filter(is_here);
+    let mut checks: Vec<Check> = here.map(|one| tool(facts, one)).collect();
+    let arch = tools(Feature::Pacman).filter(|one| facts.lacks(one));
+    let arch: Vec<&str> = arch.map(|one| one.name).collect();
     checks.push(if arch.is_empty() {
         ok("pacstrap, for Arch images")
     } else {
-        let names: Vec<&str> = arch.iter().map(|one| one.name).collect();
-        note(format!("missing for Arch images: {}", names.join(", ")))
+        note(format!("missing for Arch images: {}", arch.join(", ")))
             .try_(facts.sudo("rockenv setup --for pacman"))
     });
     checks

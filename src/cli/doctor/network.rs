@@ -85,17 +85,12 @@ pub(super) fn checks(facts: &NetworkFacts) -> Vec<Check> {
         checks.push(note(message).try_("in /etc/rockenv/config.toml: ca-certificates = \"host\""));
     }
     if !facts.proxies.is_empty() {
-        let names: Vec<String> = facts
-            .proxies
-            .iter()
-            .map(|name| format!("\"{name}\""))
-            .collect();
         checks.push(
             note(format!(
                 "image builds and downloads use the proxy from {}; steps do not, unless the profile passes it on",
                 facts.proxies.join(", ")
             ))
-            .try_(format!("in the profile: env-from-host = [{}]", names.join(", "))),
+            .try_(format!("in the profile: env-from-host = {:?}", facts.proxies)),
         );
     }
     if let Some(path) = &facts.apt_proxy {

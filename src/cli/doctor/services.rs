@@ -60,7 +60,6 @@ fn program(engine: Engine) -> &'static str {
     }
 }
 
-/// Returns the oldest supported version.
 fn oldest(engine: Engine) -> (u32, u32) {
     match engine {
         Engine::Docker => (20, 10),
@@ -141,10 +140,8 @@ mod tests {
         ] {
             let mut facts = debian();
             facts.services = vec![ServiceFacts {
-                engine: Engine::Podman,
-                installed: true,
                 version: Some(version.to_owned()),
-                problem: None,
+                ..ServiceFacts::sample(Engine::Podman)
             }];
             assert_eq!(super::checks(&facts)[0].state, state, "{version}");
         }

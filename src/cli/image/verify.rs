@@ -55,7 +55,7 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     if cx.json {
         let differences = differences
             .iter()
-            .map(|one| object! { path: text::path(&one.path), what: &one.what });
+            .map(|one| object! { path: text::os(&one.path), what: &one.what });
         cx.ui.json(&object! {
             schema: "rockenv/image-verify/1",
             image: &args.name,
@@ -72,7 +72,7 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     for difference in &differences {
         cx.ui.data(&format!(
             "{}: {}\n",
-            text::path(&difference.path),
+            text::os(&difference.path),
             difference.what
         ));
     }

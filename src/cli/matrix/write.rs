@@ -34,26 +34,9 @@ use crate::up::request::WHAT;
 const THIS: &str = concat!("rockenv/rockenv@v", env!("CARGO_PKG_VERSION"));
 
 /// Variables without the prefix `ROCKENV_` that rockenv reads as root in a job on GitHub's own runners.
-const FOR_ROOT: [&str; 18] = [
-    "CI",
-    "CLICOLOR_FORCE",
-    "CONTAINER_HOST",
-    "COSIGN_PASSWORD",
-    "DOCKER_HOST",
-    "FTP_PROXY",
-    "GITHUB_ACTIONS",
-    "GITHUB_STEP_SUMMARY",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "NO_COLOR",
-    "NO_PROXY",
-    "REGISTRY_AUTH_FILE",
-    "TMPDIR",
-    "ftp_proxy",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-];
+const FOR_ROOT: &str = "CI CLICOLOR_FORCE CONTAINER_HOST COSIGN_PASSWORD DOCKER_HOST FTP_PROXY GITHUB_ACTIONS \
+     GITHUB_STEP_SUMMARY HTTPS_PROXY HTTP_PROXY NO_COLOR NO_PROXY REGISTRY_AUTH_FILE TMPDIR ftp_proxy http_proxy \
+     https_proxy no_proxy";
 
 const MACHINES: &str = "Machines";
 const JOBS: &str = "Jobs";
@@ -366,7 +349,7 @@ impl PipelineArgs {
 fn as_root(cx: &Context, cells: &[Cell]) -> Result<String> {
     let own = variables().map(|(name, _)| name);
     let own = own.filter(|name| name.starts_with("ROCKENV_"));
-    let mut names: BTreeSet<String> = own.chain(FOR_ROOT).map(str::to_owned).collect();
+    let mut names: BTreeSet<String> = own.chain(FOR_ROOT.split(' ')).map(str::to_owned).collect();
     for cell in cells {
         let name = cell.profile.as_deref().unwrap_or(DEFAULT_PROFILE);
         names.extend(profile::load(&cx.config.profile_dirs, name)?.env_from_host);

@@ -68,7 +68,7 @@ pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     let place = FilePlace::new(caller(), &path)?;
     may_replace(&place, args.force)?;
     place.put(page.as_bytes(), Existing::Replace)?;
-    cx.ui.data(&text::path(&path));
+    cx.ui.data(&text::os(&path));
     Ok(())
 }
 

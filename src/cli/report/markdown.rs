@@ -31,27 +31,13 @@ pub(crate) fn table(
     titles: &[&str],
     rows: impl IntoIterator<Item = Vec<String>>,
 ) {
-    let cells: Vec<&str> = titles
-        .iter()
-        .map(|title| title.trim_start_matches('>'))
-        .collect();
-    let rules: Vec<&str> = titles
-        .iter()
-        .map(|title| {
-            if title.starts_with('>') {
-                "---:"
-            } else {
-                "---"
-            }
-        })
-        .collect();
-    write!(
-        page,
-        "\n| {} |\n| {} |\n",
-        cells.join(" | "),
-        rules.join(" | ")
-    )
-    .expect("a string");
+    let columns = titles.iter().map(|title| match title.strip_prefix('>') {
+        Some(title) => (title, "---:"),
+        None => (*title, "---"),
+    });
+    let (titles, rules): (Vec<&str>, Vec<&str>) = columns.unzip();
+    let [titles, rules] = [titles, rules].map(|cells| cells.join(" | "));
+    write!(page, "\n| {titles} |\n| {rules} |\n").expect("a string");
     for row in rows {
         writeln!(page, "| {} |", row.join(" | ")).expect("a string");
     }

@@ -1,12 +1,10 @@
 //! Owns the plots of a report: points on the shared axis, and the SVG that shows them. Text stays outside the SVG,
 //! because the page stretches the SVG to its own width.
 
-use std::time::Duration;
-
 use maud::{Markup, html};
 
 use super::timeline::Axis;
-use super::{EnvReport, Run};
+use super::{EnvReport, Run, millis};
 use crate::plan::samples::Sample;
 use crate::ui::size;
 
@@ -65,23 +63,17 @@ impl Quantity {
     /// Returns the values of one run with their milliseconds since its start. `before` is the disk growth of earlier
     /// runs.
     fn values(self, run: &Run, before: i64) -> Vec<(u64, f64)> {
-        let samples = run.samples.iter();
-        match self {
-            Self::Memory => samples
-                .filter_map(|sample| Some((sample.at_ms, sample.memory? as f64)))
-                .collect(),
-            Self::Jobs => samples
-                .filter_map(|sample| Some((sample.at_ms, f64::from(sample.jobs?))))
-                .collect(),
-            Self::Disk => samples
-                .map(|sample| (sample.at_ms, (before + sample.disk) as f64))
-                .collect(),
-            Self::Processors => run
-                .samples
-                .windows(2)
-                .filter_map(|pair| Some((pair[1].at_ms, rate(pair[0], pair[1])?)))
-                .collect(),
-        }
+        let point = |(at, sample): (usize, &Sample)| {
+            let value = match self {
+                Self::Memory => sample.memory? as f64,
+                Self::Jobs => f64::from(sample.jobs?),
+                Self::Disk => (before + sample.disk) as f64,
+                Self::Processors => rate(run.samples[at.checked_sub(1)?], *sample)?,
+            };
+            Some((sample.at_ms, value))
+        };
+        let samples = run.samples.iter().enumerate();
+        samples.filter_map(point).collect()
     }
 }
 
@@ -196,10 +188,9 @@ fn bar(run: &Run, axis: &Axis) -> Markup {
         true => ("done", "took"),
         false => ("failed", "failed after"),
     };
-    let took = size::duration(Duration::from_millis(run.wall_ms));
     html! {
         rect class=(class) x=(format!("{x:.1}")) y="2" width=(format!("{width:.1}")) height="16" {
-            title { (word) " " (took) ", " (run.jobs) " jobs, disk " (size::delta(run.disk_delta)) }
+            title { (word) " " (millis(run.wall_ms)) ", " (run.jobs) " jobs, disk " (size::delta(run.disk_delta)) }
         }
     }
 }

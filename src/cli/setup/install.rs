@@ -35,7 +35,10 @@ pub(crate) fn install(
             })?;
     }
     for tool in optional {
-        run.optional(tool);
+        let package = tool.package(manager);
+        if package.is_none_or(|package| run.go(&manager.command(&[package])).is_err()) {
+            run.warn_unavailable(tool);
+        }
     }
     Ok(())
 }
@@ -135,16 +138,6 @@ impl Run<'_> {
             .map(|word| (*word).to_owned())
             .collect();
         self.go(&argv).is_ok()
-    }
-
-    fn optional(&self, tool: &Tool) {
-        let done = match tool.package(self.manager) {
-            Some(package) => self.go(&self.manager.command(&[package])),
-            None => Err(unavailable!("no package")),
-        };
-        if done.is_err() {
-            self.warn_unavailable(tool);
-        }
     }
 
     fn warn_unavailable(&self, tool: &Tool) {

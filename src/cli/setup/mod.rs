@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::process::Program;
 
-/// The features that need tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Feature {
@@ -59,14 +58,19 @@ impl Manager {
         Self::Pacman,
     ];
 
-    pub(crate) fn program(self) -> &'static str {
+    /// Returns its program with the words that install packages.
+    fn words(self) -> &'static [&'static str] {
         match self {
-            Self::Apt => "apt-get",
-            Self::Pacman => "pacman",
-            Self::Dnf => "dnf",
-            Self::Zypper => "zypper",
-            Self::RpmOstree => "rpm-ostree",
+            Self::Apt => &["apt-get", "install", "--yes", "--no-install-recommends"],
+            Self::Pacman => &["pacman", "-S", "--needed", "--noconfirm"],
+            Self::Dnf => &["dnf", "install", "--assumeyes"],
+            Self::Zypper => &["zypper", "--non-interactive", "install"],
+            Self::RpmOstree => &["rpm-ostree", "install", "--idempotent"],
         }
+    }
+
+    fn program(self) -> &'static str {
+        self.words()[0]
     }
 
     /// Detects this machine's package manager.
@@ -106,20 +110,9 @@ impl Manager {
             .find(|manager| there.contains(manager))
     }
 
-    /// Returns the command line that installs `packages`.
     pub(crate) fn command(self, packages: &[&str]) -> Vec<String> {
-        let front: &[&str] = match self {
-            Self::Apt => &["apt-get", "install", "--yes", "--no-install-recommends"],
-            Self::Pacman => &["pacman", "-S", "--needed", "--noconfirm"],
-            Self::Dnf => &["dnf", "install", "--assumeyes"],
-            Self::Zypper => &["zypper", "--non-interactive", "install"],
-            Self::RpmOstree => &["rpm-ostree", "install", "--idempotent"],
-        };
-        front
-            .iter()
-            .chain(packages)
-            .map(|word| (*word).to_owned())
-            .collect()
+        let words = self.words().iter().chain(packages);
+        words.map(|word| (*word).to_owned()).collect()
     }
 }
 
@@ -147,7 +140,6 @@ pub(crate) static TOOLS: LazyLock<Vec<Tool>> =
     LazyLock::new(|| serde_json::from_str(include_str!("tools.json")).expect("tools.json"));
 
 impl Tool {
-    /// Returns whether the tool is installed.
     pub(crate) fn is_there(&self) -> bool {
         if self.files.is_empty() {
             return Program::find(self.name, self.why).is_ok();
@@ -168,7 +160,6 @@ impl Tool {
     }
 }
 
-/// Returns the missing tools of `features`.
 pub(crate) fn missing(
     features: &[Feature],
     is_there: impl Fn(&Tool) -> bool,

@@ -29,7 +29,7 @@ pub(super) fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
         cx.ui.data(&format!(
             "{} {}\n",
             change.kind.mark(),
-            crate::ui::text::path(&change.path)
+            crate::ui::text::os(&change.path)
         ));
     }
     Ok(())

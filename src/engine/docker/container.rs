@@ -375,7 +375,7 @@ pub(super) fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
     if let (Flavour::Podman, Some(path)) = (flavour, odd) {
         return Err(invalid!(
             "Podman cannot mount `{}`: its name contains a comma, quotation mark or line break",
-            crate::ui::text::path(Path::new(path))
+            crate::ui::text::os(Path::new(path))
         )
         .help("rename it, or use another engine: rockenv up ... --engine docker"));
     }

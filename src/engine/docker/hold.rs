@@ -174,7 +174,7 @@ fn read_only_inside(
                 // The service would refuse the whole container.
                 Err(error) => writable.push(format!(
                     "`{}` is not read-only: {}",
-                    text::path(&target),
+                    text::os(&target),
                     error.message()
                 )),
             }
