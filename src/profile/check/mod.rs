@@ -103,6 +103,11 @@ impl Check<'_> {
         self.problems.push(Problem::new(place, message, label));
     }
 
+    fn push_help(&mut self, place: &Place, message: String, label: &str, help: impl Into<String>) {
+        let problem = Problem::new(place, message, label);
+        self.problems.push(problem.help(help));
+    }
+
     /// Reports a missing item, which may be in a part that could not be read.
     fn missing(&mut self, problem: Problem) {
         self.problems.push(problem.unless(UnreadPart::Part));
@@ -232,10 +237,9 @@ impl Check<'_> {
 
     fn param_value(&mut self, value: &At<String>) {
         if value.contains("${") {
-            let message = "a parameter's value is not expanded";
-            let problem = Problem::new(&value.place, message, "here");
-            self.problems
-                .push(problem.help("put the reference where the parameter is used"));
+            let message = "a parameter's value is not expanded".to_owned();
+            let help = "put the reference where the parameter is used";
+            self.push_help(&value.place, message, "here", help);
         }
     }
 
@@ -345,9 +349,8 @@ impl Check<'_> {
             None => self.expandable(&image, |text| value::name("image", text)),
             Some(fact) => {
                 let message = format!("an image's name takes parameters only, not `${{{fact}}}`");
-                let problem = Problem::new(&image.place, message, "here");
                 let help = "use a parameter: `--param`, a variant or a release can set it";
-                self.problems.push(problem.help(help));
+                self.push_help(&image.place, message, "here", help);
             }
         }
         image
@@ -372,8 +375,12 @@ impl Check<'_> {
         let target = Target::parse(name).ok();
         if target.is_none() {
             let message = format!("unknown target `{}`", shorten(name));
-            let problem = Problem::new(&name.place, message, "not in the table");
-            self.problems.push(problem.help(Target::advice(name)));
+            self.push_help(
+                &name.place,
+                message,
+                "not in the table",
+                Target::advice(name),
+            );
         }
         target
     }
@@ -435,22 +442,17 @@ impl Check<'_> {
         let mut good = BTreeSet::new();
         for name in names {
             let label = "the host's value would replace that";
-            let remove = format!("remove `{}` here, or where it is set", shorten(&name));
             if OWN_VARIABLES.contains(&name.as_str()) {
                 let message = format!("rockenv sets `{name}` in every step");
-                let problem = Problem::new(&name.place, message, label);
                 let help = format!("remove `{name}`; [env] sets another value");
-                self.problems.push(problem.help(help));
+                self.push_help(&name.place, message, label, help);
             } else if let Some((other, _)) =
                 set.iter().find_map(|entries| entries.get_key_value(&name))
             {
-                let whose = self.sources.line(&other.place);
-                let message = format!(
-                    "`{}` is also set by the profile, in {whose}",
-                    shorten(&name)
-                );
-                let problem = Problem::new(&name.place, message, label);
-                self.problems.push(problem.help(remove));
+                let (shown, whose) = (shorten(&name), self.sources.line(&other.place));
+                let message = format!("`{shown}` is also set by the profile, in {whose}");
+                let help = format!("remove `{shown}` here, or where it is set");
+                self.push_help(&name.place, message, label, help);
             } else if self.accepted(&name.place, value::variable(&name)).is_some() {
                 good.insert(name.value);
             }

@@ -32,9 +32,8 @@ impl Check<'_> {
                 self.unknown("step", name, known);
             }
         }
-        let places = names.iter();
-        let places = places.map(|name| (name.value.clone(), name.place.clone()));
-        places.collect()
+        let place = |name: &At<String>| (name.value.clone(), name.place.clone());
+        names.iter().map(place).collect()
     }
 
     /// Returns whether a step gets the GPU. If two files disagree, the extending file decides.
@@ -48,18 +47,15 @@ impl Check<'_> {
         else {
             return written.is_some_and(|at| at.value) || needed_by.is_some();
         };
-        let (own, other) = (
-            self.sources.file(&refused.place).start,
-            self.sources.file(needed).start,
-        );
+        let file = |place: &Place| self.sources.file(place).start;
+        let (own, other) = (file(&refused.place), file(needed));
         if own == other {
             let whose = self.sources.line(&refused.place);
             let message = format!(
                 "step `{}` is in `needed-by`, but has `gpu = false` in {whose}",
                 shorten(step)
             );
-            let problem = Problem::new(needed, message, "gets the GPU");
-            self.problems.push(problem.help("remove one of them"));
+            self.push_help(needed, message, "gets the GPU", "remove one of them");
         }
         // An extending file comes before the extended one.
         other < own
@@ -173,21 +169,16 @@ impl Check<'_> {
         let Some(shell) = shell else {
             return SHELL.map(str::to_owned).to_vec();
         };
-        let place = shell.place;
-        let words = shell.value;
-        if !words
-            .first()
-            .is_some_and(|program| program.starts_with('/'))
-        {
-            let message = "a shell starts with the absolute path of a program";
-            let problem = Problem::new(&place, message, "here");
-            self.problems
-                .push(problem.help("such as [\"/bin/bash\", \"-euo\", \"pipefail\", \"-c\"]"));
+        let program = shell.value.first();
+        if !program.is_some_and(|program| program.starts_with('/')) {
+            let message = "a shell starts with the absolute path of a program".to_owned();
+            let help = "such as [\"/bin/bash\", \"-euo\", \"pipefail\", \"-c\"]";
+            self.push_help(&shell.place, message, "here", help);
         }
-        for word in &words {
+        for word in &shell.value {
             self.fixed("shell", word, |_| Ok(()));
         }
-        values(words)
+        values(shell.value)
     }
 
     /// Refuses exported items that would replace one another, as far as their names are known.
@@ -211,12 +202,11 @@ impl Check<'_> {
                 if let Some((other, _)) = clash {
                     let (name, volume) = (shorten(name), shorten(&item.to));
                     let message = format!("two exports are named `{name}` in volume `{volume}`");
-                    let problem = Problem::new(&item.from.place, message, "replaces the first one");
                     let first = self.sources.line(&other.from.place);
                     let help = format!(
                         "the first one is in {first}: rename one of them, or export it to another volume"
                     );
-                    self.problems.push(problem.help(help));
+                    self.push_help(&item.from.place, message, "replaces the first one", help);
                 }
                 others.push((item, when));
             }
@@ -233,9 +223,13 @@ impl Check<'_> {
         if known.any(|volume| volume.name == item.to.value && volume.access == Access::Ro) {
             let volume = shorten(&item.to);
             let message = format!("volume `{volume}` has `access = \"ro\"`");
-            let problem = Problem::new(&item.to.place, message, "nothing can be exported to it");
             let help = format!("`access = \"rw\"` for volume `{volume}`, or another volume");
-            self.problems.push(problem.help(help));
+            self.push_help(
+                &item.to.place,
+                message,
+                "nothing can be exported to it",
+                help,
+            );
         }
     }
 

@@ -13,11 +13,9 @@ use crate::sys::span::At;
 impl Check<'_> {
     pub(super) fn volumes(&mut self, written: Vec<file::Volume>, steps: &[file::Step]) -> Volumes {
         let kind = |volume: &file::Volume| volume.kind.as_ref().map(|kind| kind.value);
-        let sources = written
-            .iter()
-            .filter(|volume| kind(volume) == Some(VolumeKind::Source))
-            .map(|volume| volume.name.value.clone());
-        let sources: Vec<String> = sources.collect();
+        let sources = written.iter();
+        let sources = sources.filter(|volume| kind(volume) == Some(VolumeKind::Source));
+        let sources: Vec<String> = sources.map(|volume| volume.name.value.clone()).collect();
         let mut targets: BTreeMap<String, String> = BTreeMap::new();
         let mut volumes = Volumes::new();
         for volume in written {
@@ -143,10 +141,10 @@ impl Check<'_> {
             return;
         };
         if self.sources.file(&disk.place).start == self.sources.file(&path.place).start {
-            let message = "`disk` has no effect on a `source` or `host` volume with `path`";
-            let problem = Problem::new(&disk.place, message, "remove it");
-            self.problems
-                .push(problem.help("`disk` in [resources] is what `up` requires in the store"));
+            let message =
+                "`disk` has no effect on a `source` or `host` volume with `path`".to_owned();
+            let help = "`disk` in [resources] is what `up` requires in the store";
+            self.push_help(&disk.place, message, "remove it", help);
         }
     }
 
@@ -200,15 +198,14 @@ impl Check<'_> {
                 _,
                 Some(git),
             ) => {
-                let message = "`git` is for a volume of kind `source`";
-                self.push(&git.place, message, "here");
+                self.push(&git.place, "`git` is for a volume of kind `source`", "here");
                 None
             }
             (VolumeKind::Build | VolumeKind::Cache, Some(path), None) => {
                 let help = "rockenv keeps this kind in its store; a directory of your own is `kind = \"host\"`";
-                let message = "`path` is for volumes of kind `source`, `output` and `host`";
-                let problem = Problem::new(&path.place, message, "here");
-                self.problems.push(problem.help(help));
+                let message =
+                    "`path` is for volumes of kind `source`, `output` and `host`".to_owned();
+                self.push_help(&path.place, message, "here", help);
                 None
             }
         }
