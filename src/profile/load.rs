@@ -1,6 +1,7 @@
 //! Owns finding and reading profiles, in the user's directories and among the built-in ones, and the chain of
 //! `extends`.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,25 @@ pub enum Origin {
     Builtin(String),
     /// A file of the host.
     File(PathBuf),
+}
+
+impl Origin {
+    /// Returns its name without `.toml`.
+    pub(super) fn stem(&self) -> Cow<'_, str> {
+        let path = match self {
+            Self::Builtin(path) => Path::new(path),
+            Self::File(path) => path,
+        };
+        path.file_stem().unwrap_or_default().to_string_lossy()
+    }
+
+    /// Returns the argument that names the profile on the command line.
+    pub(crate) fn argument(&self) -> Cow<'_, str> {
+        match self {
+            Self::Builtin(path) => path.trim_end_matches(".toml").into(),
+            Self::File(path) => path.to_string_lossy(),
+        }
+    }
 }
 
 impl fmt::Display for Origin {
@@ -234,11 +254,7 @@ fn unknown(dirs: &[Directory], name: &str) -> Error {
 }
 
 fn stem(origin: &Origin) -> Result<String> {
-    let path = match origin {
-        Origin::Builtin(path) => Path::new(path),
-        Origin::File(path) => path,
-    };
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let stem = origin.stem();
     match value::name("profile", &stem) {
         Ok(()) => Ok(stem.into_owned()),
         Err(refused) => {

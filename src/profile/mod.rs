@@ -91,14 +91,8 @@ impl Profile {
 
     /// Returns the names of the profile and of the profiles it extends.
     pub fn names(&self) -> impl Iterator<Item = String> {
-        let stem = |path: &std::path::Path| {
-            let stem = path.file_stem().unwrap_or_default();
-            stem.to_string_lossy().into_owned()
-        };
-        self.sources.iter().map(move |source| match &source.origin {
-            Origin::Builtin(path) => stem(path.as_ref()),
-            Origin::File(path) => stem(path),
-        })
+        let sources = self.sources.iter();
+        sources.map(|source| source.origin.stem().into_owned())
     }
 
     /// Returns the error that shows all of these mistakes.

@@ -15,7 +15,7 @@ use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::Head;
 use crate::plan::resolve::{Action, Spec, Step, VolumeKind, VolumeSource};
 use crate::profile::hook::{self, Hook};
-use crate::profile::{self, CopyFiles, Origin};
+use crate::profile::{self, CopyFiles};
 use crate::rocm::gpu::{self, Choice, Selector};
 use crate::store::{LockedEnv, lock, source};
 use crate::sys::error::{Error, Kind, Result};
@@ -291,12 +291,9 @@ fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step], up: &str) -> Result<Co
     if !steps.iter().any(|step| copies(&step)) {
         return Ok(CopyFiles::default());
     }
-    let profile = match &spec.origin {
-        Origin::Builtin(path) => path.trim_end_matches(".toml").to_owned(),
-        Origin::File(path) => path.to_string_lossy().into_owned(),
-    };
     let dirs = &cx.config.profile_dirs;
-    let files = profile::copy_files(dirs, &profile::load(dirs, &profile)?)?;
+    let profile = profile::load(dirs, &spec.origin.argument())?;
+    let files = profile::copy_files(dirs, &profile)?;
     for step in steps {
         let Action::Copy(items) = &step.action else {
             continue;

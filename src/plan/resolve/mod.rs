@@ -118,11 +118,7 @@ impl Spec {
 
     /// Returns the command that builds the env.
     pub(crate) fn up_command(&self) -> String {
-        let profile = match &self.origin {
-            Origin::Builtin(path) => path.trim_end_matches(".toml").into(),
-            Origin::File(path) => path.to_string_lossy(),
-        };
-        let mut words = vec![quoted(&profile).into_owned()];
+        let mut words = vec![quoted(&self.origin.argument()).into_owned()];
         let targets = self.targets.iter();
         words.extend(targets.map(|target| format!("--target {target}")));
         let params = self.params.iter();
