@@ -37,6 +37,13 @@ impl Refused {
 
 type Result<T> = std::result::Result<T, Refused>;
 
+fn unless(is_bad: bool, refused: impl FnOnce() -> Refused) -> Result<()> {
+    match is_bad {
+        true => Err(refused()),
+        false => Ok(()),
+    }
+}
+
 /// Refuses a value: "bad WHAT `TEXT`".
 fn bad(what: &str, text: &str, help: &str) -> Refused {
     Refused::new(format!("bad {what} `{}`", shorten(text))).help(help)
@@ -46,10 +53,7 @@ fn bad(what: &str, text: &str, help: &str) -> Refused {
 ///
 /// The same rule everywhere: such a name becomes a file name, a label and part of a command line.
 pub(crate) fn name(what: &str, text: &str) -> Result<()> {
-    match is_short_name(text) {
-        true => Ok(()),
-        false => Err(bad_name(what, text)),
-    }
+    unless(!is_short_name(text), || bad_name(what, text))
 }
 
 pub(crate) fn step_name(text: &str) -> Result<StepName> {
@@ -68,10 +72,7 @@ pub(crate) fn project(what: &str, text: &str) -> Result<()> {
 
 pub(crate) fn variable(text: &str) -> Result<()> {
     let rule = "letters, digits and `_`, not starting with a digit";
-    match is_variable_name(text) {
-        true => Ok(()),
-        false => Err(bad("variable name", text, rule)),
-    }
+    unless(!is_variable_name(text), || bad("variable name", text, rule))
 }
 
 /// The largest size, in bytes.
@@ -91,19 +92,12 @@ pub(crate) fn size(text: &str) -> Result<u64> {
     let (number, unit) = trimmed.split_at(end);
     let unit = unit.trim_start();
     let (prefix, base) = match unit.len() {
-        0 => (None, 1024_u64),
-        1 => (unit.chars().next(), 1024),
-        2 => (
-            unit.strip_suffix(['B', 'b'])
-                .and_then(|unit| unit.chars().next()),
-            1000,
-        ),
-        3 => (
-            unit.strip_suffix("iB").and_then(|unit| unit.chars().next()),
-            1024,
-        ),
+        0 | 1 => (Some(unit), 1024_u64),
+        2 => (unit.strip_suffix(['B', 'b']), 1000),
+        3 => (unit.strip_suffix("iB"), 1024),
         _ => return Err(bad()),
     };
+    let prefix = prefix.and_then(|prefix| prefix.chars().next());
     let power = match prefix.map(|letter| letter.to_ascii_uppercase()) {
         // `2` for two gigabytes would be two bytes.
         None if unit.is_empty() && number != "0" => {
@@ -123,12 +117,10 @@ pub(crate) fn size(text: &str) -> Result<u64> {
     let scale = u128::from(base.pow(power));
     // Digits, not floats: 0.1 has no exact binary form and a size is compared for equality.
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    let digits = |text: &str| -> Option<u128> {
-        match text.len() {
-            0 => Some(0),
-            1..=18 => text.parse().ok(),
-            _ => None,
-        }
+    let digits = |text: &str| match text.len() {
+        0 => Some(0),
+        1..=18 => text.parse::<u128>().ok(),
+        _ => None,
     };
     if whole.is_empty() || number.ends_with('.') {
         return Err(bad());
@@ -272,21 +264,19 @@ pub(crate) fn inside(text: &str) -> Result<()> {
         }
     }
     let normal = format!("/{}", parts.join("/"));
-    match normal == text {
-        true => Ok(()),
-        false => Err(Refused::new(format!("`{shown}` is not a normal path"))
-            .help(format!("write `{}`", shorten(&normal)))),
-    }
+    unless(normal != text, || {
+        let refused = Refused::new(format!("`{shown}` is not a normal path"));
+        refused.help(format!("write `{}`", shorten(&normal)))
+    })
 }
 
 /// Checks a path to export: its last part is its name in the volume.
 pub(crate) fn exported(text: &str) -> Result<()> {
     inside(text)?;
-    match text {
-        "/" => Err(Refused::new("`/` has no name to be exported under")
-            .help("export a file or directory in it, such as `/opt/rocm`")),
-        _ => Ok(()),
-    }
+    unless(text == "/", || {
+        Refused::new("`/` has no name to be exported under")
+            .help("export a file or directory in it, such as `/opt/rocm`")
+    })
 }
 
 /// Checks a destination in the env, which must not be below the engine's own mounts.
@@ -296,11 +286,11 @@ pub(crate) fn destination(text: &str) -> Result<()> {
     let engines = ["/proc", "/sys", "/dev", "/run/rockenv", "/var/run/rockenv"];
     let taken = engines.iter().any(|dir| Path::new(text).starts_with(dir))
         || matches!(text, "/" | "/run" | "/var/run" | "/tmp");
-    match taken {
-        false => Ok(()),
-        true => Err(Refused::new(format!("`{}` belongs to the engine", shorten(text)))
-            .help("not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`")),
-    }
+    unless(taken, || {
+        Refused::new(format!("`{}` belongs to the engine", shorten(text))).help(
+            "not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`",
+        )
+    })
 }
 
 /// Checks where a volume is mounted: nothing runs without the image's own files, and an engine that puts its mounts
@@ -309,11 +299,10 @@ pub(crate) fn mount_point(text: &str) -> Result<()> {
     destination(text)?;
     let images =
         "/bin /etc /lib /lib64 /sbin /usr /usr/bin /usr/lib /usr/lib64 /usr/sbin /var /var/tmp";
-    match images.split(' ').any(|directory| directory == text) {
-        false => Ok(()),
-        true => Err(Refused::new(format!("`{text}` belongs to the image"))
-            .help("mount the volume in a directory of its own, such as `/project/src`")),
-    }
+    unless(images.split(' ').any(|directory| directory == text), || {
+        Refused::new(format!("`{text}` belongs to the image"))
+            .help("mount the volume in a directory of its own, such as `/project/src`")
+    })
 }
 
 /// Checks a path relative to the profile's directory, which it must not leave.
@@ -334,10 +323,10 @@ pub(crate) fn below(text: &str, directory: &str, example: &str) -> Result<()> {
     if text.split('/').any(|part| part == "..") {
         return Err(Refused::new(format!("`{shown}` leaves {directory}")).help(advice));
     }
-    if text.is_empty() || text.split('/').any(|part| matches!(part, "" | ".")) {
-        return Err(Refused::new(format!("`{shown}` is not a normal path")).help(advice));
-    }
-    Ok(())
+    let is_odd = text.split('/').any(|part| matches!(part, "" | "."));
+    unless(is_odd, || {
+        Refused::new(format!("`{shown}` is not a normal path")).help(advice)
+    })
 }
 
 /// Checks a git repository's location.
@@ -346,10 +335,7 @@ pub(crate) fn below(text: &str, directory: &str, example: &str) -> Result<()> {
 pub(crate) fn git_url(text: &str) -> Result<()> {
     let help = "https://, http://, ssh://, git:// or file://, or user@host:path";
     let bad = || bad("git URL", &without_login(text), help);
-    if text
-        .chars()
-        .any(|letter| letter.is_control() || letter == ' ')
-    {
+    if text.contains(|letter: char| letter.is_control() || letter == ' ') {
         return Err(bad());
     }
     let host = ["https://", "http://", "ssh://", "git://"]
@@ -365,15 +351,9 @@ pub(crate) fn git_url(text: &str) -> Result<()> {
         let in_shell = |c: char| "%'`\"$\\;&<>|(){}".contains(c);
         let in_shell = text.starts_with("ssh:") && decoded.contains(in_shell);
         let is_option = named.starts_with('-') || host.starts_with('-');
-        return match named.is_empty() || is_option || in_shell {
-            true => Err(bad()),
-            false => Ok(()),
-        };
+        return unless(named.is_empty() || is_option || in_shell, bad);
     }
-    if text
-        .strip_prefix("file://")
-        .is_some_and(|path| path.starts_with('/'))
-    {
+    if text.starts_with("file:///") {
         return Ok(());
     }
     let (login, path) = text.split_once(':').ok_or_else(bad)?;
@@ -382,10 +362,8 @@ pub(crate) fn git_url(text: &str) -> Result<()> {
         let fine = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
         !text.starts_with('-') && !text.is_empty() && text.chars().all(fine)
     };
-    match word(user) && word(host) && !path.is_empty() && !path.starts_with(':') {
-        true => Ok(()),
-        false => Err(bad()),
-    }
+    let is_good = word(user) && word(host) && !path.is_empty() && !path.starts_with(':');
+    unless(!is_good, bad)
 }
 
 /// Checks a git revision: nothing that git could read as an option or a range.
@@ -393,24 +371,18 @@ pub(crate) fn git_rev(text: &str) -> Result<()> {
     let odd = |letter: char| {
         letter.is_control() || matches!(letter, ' ' | '~' | '^' | ':' | '?' | '*' | '[' | '\\')
     };
-    if text.is_empty()
-        || text.starts_with('-')
-        || text.contains("..")
-        || text.contains("@{")
-        || text.chars().any(odd)
-    {
-        return Err(bad("revision", text, "a commit, tag or branch"));
-    }
-    Ok(())
+    let is_range = text.contains("..") || text.contains("@{");
+    let is_bad = text.is_empty() || text.starts_with('-') || is_range || text.contains(odd);
+    unless(is_bad, || bad("revision", text, "a commit, tag or branch"))
 }
 
 /// Checks a package name in the form of package managers, with its version or architecture.
 pub(crate) fn package(text: &str) -> Result<()> {
     let odd = |letter: char| letter.is_control() || letter.is_whitespace();
-    if text.is_empty() || text.starts_with('-') || text.chars().any(odd) {
-        return Err(bad("package name", text, "one package for each entry"));
-    }
-    Ok(())
+    let is_bad = text.is_empty() || text.starts_with('-') || text.contains(odd);
+    unless(is_bad, || {
+        bad("package name", text, "one package for each entry")
+    })
 }
 
 #[cfg(test)]
