@@ -132,21 +132,19 @@ impl Fault {
         let file = sources.file(place);
         let raw = file.text.get(file.bytes(place)).unwrap_or_default();
         // The raw TOML has the same references in the same order, unless they are spelled with escapes.
-        let reference = pieces(raw)
-            .into_iter()
-            .filter_map(|piece| match piece {
-                TextPart::Reference(_, range) | TextPart::Unclosed(range) => Some(range),
-                TextPart::Literal(_) => None,
-            })
-            .nth(self.index)
-            .filter(|range| {
-                raw[range.clone()].starts_with(&self.reference) || self.reference == "${"
-            });
+        let ranges = pieces(raw).into_iter().filter_map(|piece| match piece {
+            TextPart::Reference(_, range) | TextPart::Unclosed(range) => Some(range),
+            TextPart::Literal(_) => None,
+        });
+        // Every range begins with `${`, the reference of an unclosed one.
+        let is_it = |range: &Range<usize>| raw[range.clone()].starts_with(&self.reference);
+        let reference = ranges.skip(self.index).next().filter(is_it);
         let exact = reference.map(|range| place.start + range.start..place.start + range.end);
         let problem = Problem::new(exact.as_ref().unwrap_or(place), self.message, "here");
-        let mut problem = problem.unless(UnreadPart::File);
-        problem.help = self.help;
-        problem
+        Problem {
+            help: self.help,
+            ..problem.unless(UnreadPart::File)
+        }
     }
 }
 
@@ -246,8 +244,10 @@ impl Scope {
                     length += text.len();
                 }
                 TextPart::Reference(name, _) if is_late(name) => {
-                    escape(&std::mem::take(&mut literal), true, &mut result);
-                    result.extend(["${", name, "}"]);
+                    let body = literal.trim_end_matches('$');
+                    let dollars = DOLLAR.repeat(literal.len() - body.len());
+                    result.extend([&*escape(body), &dollars, "${", name, "}"]);
+                    literal.clear();
                     length += LATE_DIGITS;
                 }
                 TextPart::Reference(name, _) => {
@@ -262,69 +262,48 @@ impl Scope {
             }
             index += usize::from(!matches!(piece, TextPart::Literal(_)));
         }
-        escape(&literal, false, &mut result);
-        Ok(result)
+        Ok(result + &escape(&literal))
     }
 
     fn value(&self, name: &str) -> Result<String, Fault> {
         if let Some(value) = self.params.get(name) {
             return Ok(value.clone());
         }
-        let names: Vec<&str> = self.targets.iter().map(Target::name).collect();
-        let fault = |message, help| Fault::new(name, message, help);
-        let one = match (self.targets.as_slice(), name) {
+        let names = |targets: &[Target], between: &str| {
+            let names: Vec<&str> = targets.iter().map(Target::name).collect();
+            names.join(between)
+        };
+        match (self.targets.as_slice(), name) {
             (own, "machine.targets") if !(own.is_empty() && self.machine.is_empty()) => {
-                let mut all: Vec<Target> = own.iter().chain(&self.machine).copied().collect();
+                let mut all = [own, &self.machine].concat();
                 all.sort_unstable();
                 all.dedup();
-                let names: Vec<&str> = all.iter().map(Target::name).collect();
-                return Ok(names.join(";"));
+                Ok(names(&all, ";"))
             }
             ([], _) => {
                 let message = format!("`${{{name}}}` needs a target, but there is none");
-                return Err(fault(
-                    message,
-                    "name one: `--target gfx1103`, or `targets` in the profile",
-                ));
+                let help = "name one: `--target gfx1103`, or `targets` in the profile";
+                Err(Fault::new(name, message, help))
             }
-            (_, "targets") => return Ok(names.join(";")),
-            ([one], _) => one,
-            (_, _) => {
-                let message = format!(
-                    "`${{{name}}}` stands for one target, but there are {}",
-                    names.join(", ")
-                );
-                return Err(fault(
-                    message,
-                    "`${targets}` is all of them, separated by `;`",
-                ));
+            (own, "targets") => Ok(names(own, ";")),
+            ([one], "target.override") => Ok(one.override_version()),
+            ([one], _) => Ok(one.name().to_owned()),
+            (own, _) => {
+                let all = names(own, ", ");
+                let message = format!("`${{{name}}}` stands for one target, but there are {all}");
+                let help = "`${targets}` is all of them, separated by `;`";
+                Err(Fault::new(name, message, help))
             }
-        };
-        Ok(match name {
-            "target.override" => one.override_version(),
-            _ => one.name().to_owned(),
-        })
+        }
     }
 }
 
 /// Stands for a `$` that would escape the next reference.
 const DOLLAR: &str = "${$}";
 
-/// Appends `literal` so that `finish` restores it.
-fn escape(literal: &str, before_reference: bool, result: &mut String) {
-    let body = match before_reference {
-        true => literal.trim_end_matches('$'),
-        false => literal,
-    };
-    result.push_str(&body.replace("${", "$${"));
-    result.push_str(&DOLLAR.repeat(literal.len() - body.len()));
-}
-
-/// Returns the late form of a text without references.
-pub(crate) fn escape_all(literal: &str) -> String {
-    let mut result = String::with_capacity(literal.len());
-    escape(literal, false, &mut result);
-    result
+/// Returns the late form of a text without references, for `finish` to restore.
+pub(crate) fn escape(literal: &str) -> String {
+    literal.replace("${", "$${")
 }
 
 /// Returns the final text of late form: inserts the jobs and the memory in bytes, and undoes the escapes.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::{BIN, references};
+use crate::profile::BIN;
+use crate::profile::references::escape;
 
 /// Returns whether only rockenv may set a variable. An image decides neither the user nor the jobs of a build.
 fn is_own(name: &str) -> bool {
@@ -23,11 +24,8 @@ pub(super) fn defaults(image: &BTreeMap<String, String>) -> BTreeMap<String, Str
     let taken = image.iter().filter(|(name, _)| !is_own(name));
     taken
         .map(|(name, value)| match name.as_str() {
-            "PATH" => (
-                name.clone(),
-                references::escape_all(&format!("{BIN}:{value}")),
-            ),
-            _ => (name.clone(), references::escape_all(value)),
+            "PATH" => (name.clone(), escape(&format!("{BIN}:{value}"))),
+            _ => (name.clone(), escape(value)),
         })
         .collect()
 }
