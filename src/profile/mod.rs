@@ -256,6 +256,12 @@ pub(crate) fn input(text: &str) -> (&str, &str) {
     text.split_once('/').unwrap_or((text, ""))
 }
 
+/// Lists names for a message.
+pub(crate) fn joined(names: &[At<String>]) -> String {
+    let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+    names.join(", ")
+}
+
 #[derive(Clone, Debug)]
 pub enum Action {
     Run {

@@ -14,10 +14,11 @@ use super::{
     Action, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step, User,
     VERSION, Volume, VolumeKind, VolumeSource, component_targets, image_env,
 };
+use crate::profile::hook::not_for;
 use crate::profile::references::Scope;
 use crate::profile::value::{self, Refused};
-use crate::profile::{self, Problem, Profile, When, copy_key, host_path};
-use crate::rocm::target::{self, Target};
+use crate::profile::{self, Problem, Profile, When, copy_key, host_path, joined};
+use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 
@@ -232,11 +233,8 @@ impl<'a> Resolver<'a> {
             let below = text.trim_start_matches("./").trim_start_matches('/');
             file.with_file_name("").join(below)
         } else {
-            let problem = Problem::new(
-                &path.place,
-                "a built-in profile has no directory of its own",
-                "relative",
-            );
+            let message = "a built-in profile has no directory of its own";
+            let problem = Problem::new(&path.place, message, "relative");
             self.problems
                 .push(problem.help("an absolute path or `~/...`"));
             return None;
@@ -269,9 +267,8 @@ impl<'a> Resolver<'a> {
             let found = excluded.find(|one| one.project == project)?;
             Some(found.issue.clone())
         };
-        for misfit in
-            component_targets::incompatibilities(&components, &self.scope.targets, &excluded)
-        {
+        let targets = &self.scope.targets;
+        for misfit in component_targets::incompatibilities(&components, targets, &excluded) {
             let component = misfit.component;
             let name = &component.name;
             let missing: Vec<_> = misfit.missing.iter().map(Target::name).collect();
@@ -315,10 +312,8 @@ impl<'a> Resolver<'a> {
         let mut extra = Vec::new();
         for text in &component.extra {
             let text = self.text(text, |text| value::targets(text).map(drop));
-            extra.extend(
-                text.and_then(|text| value::targets(&text).ok())
-                    .unwrap_or_default(),
-            );
+            let targets = text.and_then(|text| value::targets(&text).ok());
+            extra.extend(targets.into_iter().flatten());
         }
         extra
     }
@@ -331,51 +326,33 @@ impl<'a> Resolver<'a> {
 
     /// Returns the condition that does not hold, if any.
     fn unmet(&self, when: &When) -> Option<String> {
-        let targets = &self.scope.targets;
-        if let Some(families) = &when.family {
-            let inside = |target: &Target| families.iter().any(|family| target.is_in(family));
-            if !targets.iter().any(inside) {
-                return Some(not_for(families, targets));
-            }
+        let (targets, chosen) = (&self.scope.targets, &self.chosen);
+        let is_in = |family: &str| targets.iter().any(|target| target.is_in(family));
+        if let Some(families) = misses(&when.family, is_in) {
+            return Some(not_for(families, targets));
         }
-        if let Some(wanted) = &when.target
-            && !wanted
-                .iter()
-                .any(|name| targets.iter().any(|target| target.name() == name.value))
-        {
+        let is_one = |name: &str| targets.iter().any(|target| target.name() == name);
+        if let Some(wanted) = misses(&when.target, is_one) {
             return Some(not_for(wanted, targets));
         }
+        let engine = self.inputs.engine;
         if let Some(engines) = &when.engine
-            && !engines.contains(&self.inputs.engine)
+            && !engines.contains(&engine)
         {
             let engines: Vec<_> = engines.iter().map(Engine::name).collect();
-            return Some(format!(
-                "only with {}, not with {}",
-                engines.join(", "),
-                self.inputs.engine
-            ));
+            let engines = engines.join(", ");
+            return Some(format!("only with {engines}, not with {engine}"));
         }
-        if let Some(variants) = &when.variant
-            && !variants
-                .iter()
-                .any(|name| Some(name.as_str()) == self.chosen.variant)
-        {
-            return Some(format!(
-                "only in variant {}, not in {}",
-                list(variants),
-                self.chosen.variant.unwrap_or("none")
-            ));
+        if let Some(variants) = misses(&when.variant, |name| Some(name) == chosen.variant) {
+            let (variants, own) = (joined(variants), chosen.variant.unwrap_or("none"));
+            return Some(format!("only in variant {variants}, not in {own}"));
         }
-        if let Some(from) = &when.from
-            && !from.iter().any(|name| name.value == self.chosen.from)
-        {
-            return Some(format!(
-                "only from {}, not from {}",
-                list(from),
-                self.chosen.from
-            ));
-        }
-        None
+        let from = misses(&when.from, |name| name == chosen.from)?;
+        Some(format!(
+            "only from {}, not from {}",
+            joined(from),
+            chosen.from
+        ))
     }
 
     /// Returns the resolved step; `None` if it has a problem. Its key is the base key until all steps are known.
@@ -439,14 +416,13 @@ impl<'a> Resolver<'a> {
                 })
             }
             profile::Action::Packages(packages) => {
+                // Not one by one: each package with a problem is reported.
+                let packages = packages.iter();
                 let packages: Vec<_> = packages
-                    .iter()
                     .map(|name| self.text(name, value::package))
                     .collect();
-                packages
-                    .into_iter()
-                    .collect::<Option<_>>()
-                    .map(Action::Packages)
+                let all = packages.into_iter().collect::<Option<_>>();
+                all.map(Action::Packages)
             }
             profile::Action::Copy(items) => {
                 let mut copies = Vec::new();
@@ -479,18 +455,11 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// Formats why a step does not apply to the env's targets.
-fn not_for(names: &[At<String>], targets: &[Target]) -> String {
-    format!(
-        "only for {}, not for {}",
-        list(names),
-        target::shown(targets)
-    )
-}
-
-fn list(names: &[At<String>]) -> String {
-    let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
-    names.join(", ")
+/// Returns the names of a condition if it has some, and none of them `holds`.
+#[expect(clippy::ref_option, reason = "a field of `When`")]
+fn misses(names: &Option<Vec<At<String>>>, holds: impl Fn(&str) -> bool) -> Option<&[At<String>]> {
+    let names = names.as_deref();
+    names.filter(|names| !names.iter().any(|name| holds(name)))
 }
 
 /// Refuses a path whose files end with their step: each container gets some directories empty.

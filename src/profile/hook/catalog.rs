@@ -1,10 +1,11 @@
 //! Owns finding hooks by name, and reading them.
 
+use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Applies, Edit, Hook, Patch, Script, Work, file};
+use super::{Edit, Hook, Patch, Script, Work, file};
 use crate::profile::references::LONGEST;
 use crate::profile::{SHELL, shorten, value};
 use crate::rocm::target::{self, Target};
@@ -153,12 +154,7 @@ fn parse(
         why: raw.why,
         links: raw.links,
         path: None,
-        applies: Applies {
-            profiles: raw.applies.profiles,
-            targets: raw.applies.targets.into_iter().map(|at| at.value).collect(),
-            since: raw.applies.since.map(|at| at.value),
-            until: raw.applies.until.map(|at| at.value),
-        },
+        applies: raw.applies,
         work: Work {
             volume: raw.volume.value,
             from_step,
@@ -225,13 +221,8 @@ impl Check<'_> {
         if find.value == edit.replace {
             return Err(self.error(&find.place, "the edit changes nothing"));
         }
-        let count = match &edit.count {
-            None => 1,
-            Some(count) => usize::try_from(count.value)
-                .ok()
-                .filter(|count| *count > 0)
-                .ok_or_else(|| self.error(&count.place, "the count must be at least 1"))?,
-        };
+        let wrong = "the count must be at least 1";
+        let count = self.number(edit.count.as_ref(), 1..=usize::MAX, wrong)?;
         Ok(Edit {
             file: self.below(&edit.file)?,
             find: find.value.clone(),
@@ -239,6 +230,19 @@ impl Check<'_> {
             replace: edit.replace.clone(),
             count,
         })
+    }
+
+    /// Returns a number, or 1 if there is none; `wrong` describes one out of range.
+    fn number(
+        &self,
+        number: Option<&At<i64>>,
+        range: RangeInclusive<usize>,
+        wrong: &str,
+    ) -> Result<usize> {
+        let Some(number) = number else { return Ok(1) };
+        let good = usize::try_from(number.value).ok();
+        let good = good.filter(|number| range.contains(number));
+        good.ok_or_else(|| self.error(&number.place, wrong))
     }
 
     fn script(&self, script: file::Script) -> Result<Script> {
@@ -255,11 +259,8 @@ impl Check<'_> {
         changes.sort();
         let given = script.shell.filter(|shell| !shell.is_empty());
         let shell = given.unwrap_or_else(|| SHELL.map(str::to_owned).to_vec());
-        if shell
-            .iter()
-            .chain([&script.run.value])
-            .any(|word| word.contains('\0'))
-        {
+        let has_nul = |word: &String| word.contains('\0');
+        if shell.iter().any(has_nul) || has_nul(&script.run) {
             let message = "no argument can have a NUL character";
             return Err(self.error(&script.run.place, message));
         }
@@ -275,13 +276,8 @@ impl Check<'_> {
             Some(directory) => self.below(directory)?,
             None => PathBuf::new(),
         };
-        let strip = match &patch.strip {
-            None => 1,
-            Some(strip) => usize::try_from(strip.value)
-                .ok()
-                .filter(|strip| *strip <= 16)
-                .ok_or_else(|| self.error(&strip.place, "0 to 16 parts can be stripped"))?,
-        };
+        let wrong = "0 to 16 parts can be stripped";
+        let strip = self.number(patch.strip.as_ref(), 0..=16, wrong)?;
         let (name, sha256, bytes) = match (&patch.file, &patch.url, &patch.sha256) {
             (Some(file), None, None) => {
                 let name = &file.value;

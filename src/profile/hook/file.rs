@@ -1,7 +1,7 @@
 //! Owns the types of a `hook.toml` exactly as it is written.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::sys::span::At;
 
@@ -38,19 +38,19 @@ pub(super) struct File {
 }
 
 /// Where a hook applies; an omitted key is no condition.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Applies {
+pub struct Applies {
     /// Profiles that may name the hook, including those that extend them.
     #[serde(default)]
-    pub(super) profiles: Vec<String>,
+    pub profiles: Vec<String>,
     /// Targets or families of TheRock: the env must have one of them, else the hook is skipped.
     #[serde(default)]
-    pub(super) targets: Vec<At<String>>,
+    pub targets: Vec<At<String>>,
     /// First commit of the source that the hook is for, all 40 digits.
-    pub(super) since: Option<At<String>>,
+    pub since: Option<At<String>>,
     /// First commit of the source that the hook is no longer for, all 40 digits.
-    pub(super) until: Option<At<String>>,
+    pub until: Option<At<String>>,
 }
 
 /// A text to replace.

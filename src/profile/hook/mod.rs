@@ -16,13 +16,15 @@ use std::path::PathBuf;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
+use crate::profile::joined;
 use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Result};
 use crate::sys::name::StepName;
+use crate::sys::span::At;
 pub use apply::{FileInSource, HookChange, HookChanges, apply};
 pub(crate) use catalog::MAX_PATCH;
 pub use catalog::{list, load};
-pub use file::schema;
+pub use file::{Applies, schema};
 pub use patch::{FilePatch, parse as parse_patch};
 pub(crate) use precheck::files;
 pub use precheck::precheck;
@@ -43,32 +45,22 @@ pub struct Hook {
     pub work: Work,
 }
 
-/// Where a hook applies. An empty list means everywhere.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Applies {
-    /// Profiles that may name it, including those that extend them.
-    pub profiles: Vec<String>,
-    /// Targets or families; the env must have one of them.
-    pub targets: Vec<String>,
-    /// First commit of the source that it is for.
-    pub since: Option<String>,
-    /// First commit of the source that it is no longer for.
-    pub until: Option<String>,
-}
-
 impl Applies {
     /// Returns why the hook does not apply to an env for `targets`, if so.
     pub fn not_for(&self, targets: &[Target]) -> Option<String> {
         let inside = |target: &Target| self.targets.iter().any(|name| target.is_in(name));
-        if self.targets.is_empty() || targets.iter().any(inside) {
-            return None;
-        }
-        Some(format!(
-            "only for {}, not for {}",
-            self.targets.join(", "),
-            target::shown(targets)
-        ))
+        let is_for = self.targets.is_empty() || targets.iter().any(inside);
+        (!is_for).then(|| not_for(&self.targets, targets))
     }
+}
+
+/// Formats why something that is only for these targets or families does not apply to an env's.
+pub(crate) fn not_for(names: &[At<String>], targets: &[Target]) -> String {
+    format!(
+        "only for {}, not for {}",
+        joined(names),
+        target::shown(targets)
+    )
 }
 
 /// A hook's effect, in the order of the fields. All of it is in the hook's digest.

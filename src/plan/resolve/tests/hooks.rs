@@ -1,6 +1,7 @@
 //! Which hooks an env gets, and from which step on.
 
 use super::*;
+use crate::sys::span::At;
 
 const HOOKED: &str = r#"
 schema = 1
@@ -60,9 +61,13 @@ fn a_hook_counts_from_the_first_step_that_sees_it() {
 
 #[test]
 fn hooks_are_left_out_or_refused() {
+    let at = |name: &&str| At {
+        value: (*name).to_owned(),
+        place: 0..0,
+    };
     let only = |targets: &[&str]| HookFacts {
         applies: Applies {
-            targets: targets.iter().map(|name| (*name).to_owned()).collect(),
+            targets: targets.iter().map(|name| at(name)).collect(),
             ..Applies::default()
         },
         ..fix("h")
