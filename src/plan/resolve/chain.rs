@@ -1,7 +1,7 @@
 //! Owns the chain of keys. Each step's key is based on the previous step that every machine runs, up to a step whose
 //! TheRock fingerprints are unknown.
 
-use super::key::{StepKey, Surroundings, key, parts};
+use super::key::{self, StepKey};
 use super::{Hook, Step, Volume};
 use crate::plan::resolve::inputs::Inputs;
 use crate::profile::Profile;
@@ -41,24 +41,14 @@ pub(super) fn chain(
         let uses = prints.map_or_else(Vec::new, |prints: &ArtifactFingerprints| {
             prints.of(&step.stages, &own, blind)
         });
-        let around = |inputs_of: &[(String, String)], parent: &StepKey| {
-            let surroundings = Surroundings {
-                volumes,
-                inputs: inputs_of,
-                prints: &uses,
-                hooks: hooks
-                    .iter()
-                    .filter(|hook| {
-                        hook.from == step.name || uncached_downstream.contains(&hook.from)
-                    })
-                    .map(|hook| hook.digest.as_str())
-                    .collect(),
-                user: &inputs.user,
-                gpu: profile.gpu,
-            };
-            (key(parent, step, &surroundings), parts(step, &surroundings))
-        };
-        let ((own_key, parts), (without, _)) = (around(&content, &parent), around(&rest, &bare));
+        let starts =
+            |hook: &&Hook| hook.from == step.name || uncached_downstream.contains(&hook.from);
+        let digests = hooks.iter().filter(starts).map(|hook| hook.digest.as_str());
+        let (digests, user) = (digests.collect(), &inputs.user);
+        let mut whole = key::content(step, volumes, &content, &uses, digests, user, profile.gpu);
+        let (own_key, parts) = (whole.key(&parent), key::parts(&whole));
+        whole.inputs = &rest;
+        let without = whole.key(&bare);
         step.parts = parts;
         if step.is_in_no_later_key() {
             uncached_downstream.push(step.name.clone());

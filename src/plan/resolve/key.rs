@@ -25,7 +25,7 @@ impl StepKey {
 
 /// The ingredients of a key besides the parent. The order of fields is part of the format.
 #[derive(Serialize)]
-struct Content<'a> {
+pub(super) struct Content<'a> {
     action: Act<'a>,
     /// `None` for root. Ownership is content, so the build user's ids count.
     builder: Option<&'a BuildUser>,
@@ -42,8 +42,12 @@ struct Content<'a> {
     incremental: bool,
     env: &'a BTreeMap<String, String>,
     volumes: Vec<(&'a str, VolumeKind, &'a str)>,
-    inputs: &'a [(String, String)],
+    /// The step's `inputs` with their fingerprints.
+    pub(super) inputs: &'a [(String, String)],
+    /// Digests of the hooks whose changes this step is the first to see. Later steps inherit them through their parent's
+    /// key.
     hooks: Vec<&'a str>,
+    /// TheRock's fingerprints of what the step builds, by artifact.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     prints: &'a [(String, String)],
 }
@@ -60,27 +64,15 @@ enum Act<'a> {
     Export(Vec<(&'a str, &'a str)>),
 }
 
-/// The surroundings of a step that are part of its key, as far as the step sees them.
-pub(super) struct Surroundings<'a> {
-    pub(super) volumes: &'a [Volume],
-    /// The step's `inputs` with their fingerprints.
-    pub(super) inputs: &'a [(String, String)],
-    /// TheRock's fingerprints of what the step builds, by artifact.
-    pub(super) prints: &'a [(String, String)],
-    /// Digests of the hooks whose changes this step is the first to see.
-    pub(super) hooks: Vec<&'a str>,
-    pub(super) user: &'a BuildUser,
-    pub(super) gpu: Extras,
-}
-
-/// Computes the key of a step. Does not read `step.key`.
-pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> StepKey {
-    StepKey::hash(parent.as_str(), &json(&content(step, around)))
+impl Content<'_> {
+    /// Returns the key of a step with this content on top of `parent`.
+    pub(super) fn key(&self, parent: &StepKey) -> StepKey {
+        StepKey::hash(parent.as_str(), &json(self))
+    }
 }
 
 /// Returns digest prefixes of a key's ingredients besides the parent, by name.
-pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, String> {
-    let content = content(step, around);
+pub(super) fn parts(content: &Content<'_>) -> BTreeMap<String, String> {
     let mut parts = BTreeMap::new();
     let mut add = |name: &str, text: String| {
         let digest = hex::encode(Sha256::digest(text));
@@ -125,7 +117,16 @@ pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, 
     parts
 }
 
-fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
+/// Returns the ingredients of a step's key, as far as the step sees `volumes`. Does not read `step.key`.
+pub(super) fn content<'a>(
+    step: &'a Step,
+    volumes: &'a [Volume],
+    inputs: &'a [(String, String)],
+    prints: &'a [(String, String)],
+    hooks: Vec<&'a str>,
+    user: &'a BuildUser,
+    gpu: Extras,
+) -> Content<'a> {
     let action = match &step.action {
         Action::Run { shell, script } => Act::Run { shell, script },
         Action::Packages(packages) => Act::Packages(packages),
@@ -142,9 +143,9 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
                 .collect(),
         ),
     };
-    let visible = around.volumes.iter().filter(|volume| step.sees(volume));
+    let visible = volumes.iter().filter(|volume| step.sees(volume));
     Content {
-        builder: (step.user == User::Builder).then_some(around.user),
+        builder: (step.user == User::Builder).then_some(user),
         owner: (step.user == User::Root && matches!(action, Act::Copy(_))).then_some("root"),
         // Only scripts use a working directory; for other actions it would be the build user's home, without a meaning.
         workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
@@ -152,7 +153,7 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
         network: step.network,
         gpu: step.gpu,
         gpu_extras: match step.gpu {
-            true => around.gpu,
+            true => gpu,
             false => Extras::default(),
         },
         incremental: step.incremental,
@@ -160,10 +161,9 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
         volumes: visible
             .map(|volume| (volume.name.as_str(), volume.kind, volume.target.as_str()))
             .collect(),
-        inputs: around.inputs,
-        // Later steps inherit them through their parent's key.
-        hooks: around.hooks.clone(),
-        prints: around.prints,
+        inputs,
+        hooks,
+        prints,
     }
 }
 
