@@ -18,14 +18,12 @@ pub(crate) fn choices(
 ) -> Vec<String> {
     let variant = variant.filter(|variant| Some(*variant) != profile.variant.as_deref());
     let release = profile.release_param.as_ref();
-    let release = release.and_then(|param| {
-        params
-            .get(param)
-            .filter(|given| profile.params.get(param) != Some(given))
-    });
+    let release = release.and_then(|param| params.get_key_value(param));
+    let release = release.filter(|(param, given)| profile.params.get(*param) != Some(given));
+    let release = release.map(|(_, given)| given.clone());
     let from = from.filter(|from| *from != FROM_SOURCE);
     let from = from.map(|from| format!("from-{from}"));
-    let parts = [variant.map(str::to_owned), release.cloned(), from];
+    let parts = [variant.map(str::to_owned), release, from];
     parts.into_iter().flatten().collect()
 }
 
@@ -88,9 +86,8 @@ impl<'a> Chosen<'a> {
         let Some(name) = param.and_then(|param| self.params.get(param)) else {
             return Ok(());
         };
-        let release = choice(profile, "release", &profile.releases, name)?;
-        let known = profile.releases.get_key_value(name);
-        self.release = known.map(|(name, _)| name.as_str());
+        let (known, release) = choice(profile, "release", &profile.releases, name)?;
+        self.release = Some(known);
         for (name, value) in &release.params {
             if let Some(empty) = self.params.get_mut(name).filter(|value| value.is_empty()) {
                 empty.clone_from(value);
@@ -101,13 +98,10 @@ impl<'a> Chosen<'a> {
 
     /// Returns the settings of the release, the variant and the starting point; later ones win.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &'a Choice> + use<'a> {
-        let release = self
-            .release
-            .and_then(|name| self.profile.releases.get(name));
-        let variant = self
-            .variant
-            .and_then(|name| self.profile.variants.get(name));
-        let from = self.profile.from.get(self.from);
+        let profile = self.profile;
+        let release = self.release.and_then(|name| profile.releases.get(name));
+        let variant = self.variant.and_then(|name| profile.variants.get(name));
+        let from = profile.from.get(self.from);
         release.into_iter().chain(variant).chain(from)
     }
 
@@ -163,17 +157,15 @@ fn choice<'a>(
     what: &str,
     choices: &'a BTreeMap<String, Choice>,
     name: &str,
-) -> Result<&'a Choice> {
-    if let Some(choice) = choices.get(name) {
+) -> Result<(&'a String, &'a Choice)> {
+    if let Some(choice) = choices.get_key_value(name) {
         return Ok(choice);
     }
     let shown: String = name.escape_debug().take(80).collect();
+    let own = &profile.name;
     let message = match what {
-        STARTING_POINT => format!(
-            "`--from {shown}` is not available in profile `{}`",
-            profile.name
-        ),
-        _ => format!("profile `{}` has no {what} `{shown}`", profile.name),
+        STARTING_POINT => format!("`--from {shown}` is not available in profile `{own}`"),
+        _ => format!("profile `{own}` has no {what} `{shown}`"),
     };
     let source = (what == STARTING_POINT).then_some(FROM_SOURCE);
     let names = by_version(choices.keys().map(String::as_str));

@@ -68,23 +68,21 @@ pub(super) fn hooks(
             .not_now
             .clone()
             .or_else(|| facts.applies.not_for(targets));
+        let name = name.clone();
         match (from, reason) {
-            (_, Some(reason)) => left_out.push(Skipped {
-                name: name.clone(),
-                reason,
-            }),
-            (None, None) => left_out.push(Skipped {
-                name: name.clone(),
-                reason: "the steps that it is for are skipped".to_owned(),
-            }),
             (Some(from), None) => {
                 let hook = Hook {
-                    name: name.clone(),
+                    name,
                     digest: facts.digest.clone(),
                     volume: facts.volume.clone(),
                     from: from.name.clone(),
                 };
                 hooks.push((first, hook));
+            }
+            (_, reason) => {
+                let skipped = || "the steps that it is for are skipped".to_owned();
+                let reason = reason.unwrap_or_else(skipped);
+                left_out.push(Skipped { name, reason });
             }
         }
     }

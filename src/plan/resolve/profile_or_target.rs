@@ -59,31 +59,27 @@ pub(crate) fn profile_or_target<'a>(
             ..request
         }),
         Ok(target) => {
-            let others = request.targets.iter().filter(|other| **other != target);
-            let flags: Vec<_> = others.map(|other| format!("--target {other}")).collect();
-            let message = format!(
-                "`{target}` is already a target, and so is {}",
-                flags.join(" ")
-            );
-            let help = format!(
-                "rockenv up {DEFAULT_PROFILE} --target {target} {}",
-                flags.join(" ")
-            );
-            Err(usage!("{message}").help(help))
+            let others = flags(request.targets.iter().filter(|other| **other != target));
+            let help = format!("rockenv up {DEFAULT_PROFILE} --target {target} {others}");
+            Err(usage!("`{target}` is already a target, and so is {others}").help(help))
         }
         Err(error) if error.kind() == Kind::Usage || target::family(argument).is_some() => {
             Err(error)
         }
         Err(_) => {
             let shown = argument.escape_debug().take(80).collect::<String>();
-            let known = profiles
-                .into_iter()
-                .chain(target::all().map(|target| target.name()));
+            let targets = target::all().map(|target| target.name());
+            let known = profiles.into_iter().chain(targets);
             let all = "`rockenv profile ls` and `rockenv target ls` show them all";
             let help = suggest::help(argument, known, all);
             Err(not_found!("no profile or target `{shown}`").help(help))
         }
     }
+}
+
+fn flags<'a>(targets: impl Iterator<Item = &'a Target>) -> String {
+    let flags: Vec<_> = targets.map(|target| format!("--target {target}")).collect();
+    flags.join(" ")
 }
 
 /// Refuses targets other than the one in the profile's name, and keeps that one out of the env's name.
@@ -92,14 +88,9 @@ fn check_targets(request: &mut Request, targets: &[Target]) -> Result<()> {
         return Ok(());
     };
     if request.targets.iter().any(|target| *target != own) {
-        let flags: Vec<_> = targets
-            .iter()
-            .map(|target| format!("--target {target}"))
-            .collect();
-        let flags = flags.join(" ");
-        let message = format!("profile `{own}` is for {own}, not for `{flags}`");
+        let flags = flags(targets.iter());
         let help = format!("rockenv up {DEFAULT_PROFILE} {flags}");
-        return Err(usage!("{message}").help(help));
+        return Err(usage!("profile `{own}` is for {own}, not for `{flags}`").help(help));
     }
     if !request.targets.is_empty() {
         request.stem = Some(request.profile.clone());
