@@ -1,7 +1,6 @@
 //! Owns reading `build.ninja`: the commands of a build and their dependencies. Pure.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 
 /// Maximum length of a path, in bytes: the kernel's.
 const LONGEST: usize = 4096;
@@ -50,9 +49,8 @@ pub(crate) struct BuildGraph {
 struct Statement<'a> {
     rule: &'a str,
     paths: Vec<String>,
+    /// Number of outputs. The other paths are those that it waits for.
     outputs: usize,
-    /// Range in `paths` of the paths that it waits for.
-    inputs: Range<usize>,
 }
 
 impl BuildGraph {
@@ -83,7 +81,7 @@ impl BuildGraph {
         }
         let find = |path: &String| makers.get(path.as_str()).copied();
         let edges = statements.iter().map(|statement| {
-            let inputs = &statement.paths[statement.inputs.clone()];
+            let inputs = &statement.paths[statement.outputs..];
             let mut needs: Vec<usize> = inputs.iter().filter_map(find).collect();
             needs.sort_unstable();
             needs.dedup();
@@ -150,14 +148,10 @@ impl BuildGraph {
         });
         let mut seen = vec![usize::MAX; self.edges.len()];
         let mut looks = LOOKS;
-        let found =
-            names.find_map(
-                |name| match self.has_commands(name, total, &mut seen, &mut looks) {
-                    Some(false) => None,
-                    Some(true) => Some(Some(name)),
-                    None => Some(None),
-                },
-            );
+        let found = names.find_map(|name| {
+            let has = self.has_commands(name, total, &mut seen, &mut looks);
+            (has != Some(false)).then_some(has.map(|_| name))
+        });
         Some(self.closure(&[found??]))
     }
 
@@ -261,7 +255,6 @@ impl<'a> Reader<'a> {
         Some(Some(Statement {
             rule: rule.trim_end(),
             outputs,
-            inputs: outputs..paths.len(),
             paths,
         }))
     }

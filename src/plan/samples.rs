@@ -61,31 +61,22 @@ impl FromStr for Sample {
             "-" => Ok(None),
             _ => text.parse::<u64>().map(Some).map_err(drop),
         };
-        let sample = Self {
+        Ok(Self {
             at_ms: number(next()?)?.ok_or(())?,
             memory: number(next()?)?.map(|kib| kib.saturating_mul(1024)),
             cpu_ms: number(next()?)?,
             jobs: number(next()?)?.and_then(|jobs| u32::try_from(jobs).ok()),
             disk: next()?.parse::<i64>().map_err(drop)?.saturating_mul(1024),
-        };
-        Ok(sample)
+        })
     }
 }
 
 /// The samples of a running step.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Series {
     kept: Vec<Sample>,
-    period: Duration,
-}
-
-impl Default for Series {
-    fn default() -> Self {
-        Self {
-            kept: Vec::new(),
-            period: PERIOD,
-        }
-    }
+    /// How often all of them were merged.
+    halved: u32,
 }
 
 impl Series {
@@ -97,7 +88,7 @@ impl Series {
             self.kept = pairs
                 .map(|pair| pair[1..].iter().fold(pair[0], |one, next| one.and(*next)))
                 .collect();
-            self.period *= 2;
+            self.halved += 1;
         }
         self.kept.push(sample);
         thinned
@@ -105,7 +96,7 @@ impl Series {
 
     /// Returns the current sampling interval.
     pub(crate) fn period(&self) -> Duration {
-        self.period
+        PERIOD * (1 << self.halved)
     }
 }
 

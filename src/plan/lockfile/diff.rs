@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Lockfile, steps, sums};
+use super::{CacheFile, Lockfile, steps, sums, values};
 use crate::plan::resolve;
 use crate::sys::address::{hide_secrets, shown_value};
 
@@ -153,62 +153,58 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     found.extend(compare("image variable", &a.image.env, &b.image.env));
     found.extend(compare("package", &a.image.packages, &b.image.packages));
     let sources = |lock: &Lockfile| {
-        let sources = lock.source.iter().map(|(name, source)| {
-            let at = source.commit.clone().or_else(|| source.content.clone());
-            (name.clone(), at.unwrap_or_default())
-        });
-        sources.collect::<BTreeMap<_, _>>()
+        values(&lock.source, |source| {
+            let at = source.commit.as_ref().or(source.content.as_ref());
+            at.cloned().unwrap_or_default()
+        })
     };
     found.extend(compare("source", &sources(a), &sources(b)));
     let places = |lock: &Lockfile| {
-        let sources = lock.source.iter().map(|(name, source)| {
+        values(&lock.source, |source| {
             let rev = source.rev.as_ref().map(|rev| format!(" {rev}"));
             let git = source.git.as_deref().unwrap_or("a directory");
-            (name.clone(), git.to_owned() + &rev.unwrap_or_default())
-        });
-        sources.collect::<BTreeMap<_, _>>()
+            git.to_owned() + &rev.unwrap_or_default()
+        })
     };
     let moved = compare("source from", &places(a), &places(b)).into_iter();
     // Added and removed sources are reported already.
     let moved = moved.filter(|change| change.change == Verb::Changed);
     found.extend(moved.map(hidden));
     let submodules = |lock: &Lockfile| {
-        flat(
-            lock.source
-                .iter()
-                .map(|(name, source)| (name, &source.submodules)),
-        )
+        let sources = lock.source.iter();
+        flat(sources.map(|(name, source)| (name, source.submodules.clone())))
     };
     found.extend(compare("submodule", &submodules(a), &submodules(b)));
     found.extend(compare("hook", &a.hooks, &b.hooks));
     found.extend(compare("fetched", &sums(&a.fetched), &sums(&b.fetched)));
     let files = |lock: &Lockfile| {
-        let files = lock.files.iter().flat_map(|(cache, files)| {
-            files
-                .iter()
-                .map(move |(path, file)| (format!("{cache}/{path}"), file.sha256().clone()))
-        });
-        files.collect::<BTreeMap<_, _>>()
+        let sums = |files| values(files, |file: &CacheFile| file.sha256().clone());
+        flat(lock.files.iter().map(|(cache, files)| (cache, sums(files))))
     };
     found.extend(compare("file", &files(a), &files(b)));
-    let pins = |lock: &Lockfile| flat(lock.steps.iter().map(|step| (&step.name, &step.pins)));
+    let pins = |lock: &Lockfile| {
+        flat(
+            lock.steps
+                .iter()
+                .map(|step| (&step.name, step.pins.clone())),
+        )
+    };
     found.extend(compare("installed", &pins(a), &pins(b)));
     let prints = |lock: &Lockfile| {
         let left = lock.steps.iter();
-        flat(left.filter_map(|step| Some((&step.name, &step.prints.as_ref()?.artifacts))))
+        flat(left.filter_map(|step| Some((&step.name, step.prints.as_ref()?.artifacts.clone()))))
     };
     found.extend(compare("fingerprint", &prints(a), &prints(b)));
     found.extend(steps::changes(a, b));
     found
 }
 
-fn flat<'a, Name: fmt::Display + 'a>(
-    tables: impl Iterator<Item = (Name, &'a BTreeMap<String, String>)>,
+fn flat<Name: fmt::Display>(
+    tables: impl Iterator<Item = (Name, BTreeMap<String, String>)>,
 ) -> BTreeMap<String, String> {
     let entries = tables.flat_map(|(first, table)| {
-        table
-            .iter()
-            .map(move |(name, value)| (format!("{first}/{name}"), value.clone()))
+        let entries = table.into_iter();
+        entries.map(move |(name, value)| (format!("{first}/{name}"), value))
     });
     entries.collect()
 }
@@ -227,7 +223,6 @@ fn compare(
 
 #[cfg(test)]
 mod tests {
-    use super::super::CacheFile;
     use super::super::tests::example;
     use super::*;
 

@@ -217,8 +217,14 @@ pub struct Fetched {
 
 /// Returns the digests of fetched files, by name.
 fn sums(files: &BTreeMap<String, Fetched>) -> BTreeMap<String, String> {
-    let sums = files.iter();
-    sums.map(|(name, file)| (name.clone(), file.sha256.clone()))
+    values(files, |file| file.sha256.clone())
+}
+
+/// Returns one value of each entry, by name.
+fn values<V, W>(map: &BTreeMap<String, V>, value: impl Fn(&V) -> W) -> BTreeMap<String, W> {
+    let pairs = map.iter();
+    pairs
+        .map(|(name, entry)| (name.clone(), value(entry)))
         .collect()
 }
 
@@ -280,22 +286,18 @@ pub struct LockedFingerprints {
 impl LockedFingerprints {
     /// Describes a step's outputs.
     pub fn new(prints: &ArtifactFingerprints) -> Self {
-        let artifacts = prints.artifacts.iter();
+        let print = |print: &Option<String>| print.clone().unwrap_or_default();
         Self {
-            artifacts: artifacts
-                .map(|(name, print)| (name.clone(), print.clone().unwrap_or_default()))
-                .collect(),
+            artifacts: values(&prints.artifacts, print),
             stages: prints.stages.clone(),
         }
     }
 
     /// Converts back to the form that a step leaves.
     pub fn fingerprints(&self) -> ArtifactFingerprints {
-        let artifacts = self.artifacts.iter();
+        let print = |print: &String| Some(print.clone()).filter(|print| !print.is_empty());
         ArtifactFingerprints {
-            artifacts: artifacts
-                .map(|(name, print)| (name.clone(), (!print.is_empty()).then(|| print.clone())))
-                .collect(),
+            artifacts: values(&self.artifacts, print),
             stages: self.stages.clone(),
         }
     }
