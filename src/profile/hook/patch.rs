@@ -96,21 +96,15 @@ fn replay<'a>(
                 (None, _) => return Err(format!("hunk {number} does not apply")),
             }
         };
-        for line in &lines[next..at] {
-            replayed.bytes.extend_from_slice(line);
-        }
-        for line in new {
-            replayed.bytes.extend_from_slice(line);
-        }
+        replayed.bytes.extend(lines[next..at].concat());
+        replayed.bytes.extend(new.concat());
         let offset = at.cast_signed() - wanted.cast_signed();
         replayed.in_place &= offset == 0;
         replayed.matched += old.len();
         moved += offset;
         next = at + old.len();
     }
-    for line in &lines[next..] {
-        replayed.bytes.extend_from_slice(line);
-    }
+    replayed.bytes.extend(lines[next..].concat());
     Ok(replayed)
 }
 
@@ -279,12 +273,10 @@ impl<'a> Parser<'a> {
             let line = self
                 .line()
                 .ok_or_else(|| self.wrong("the patch is truncated"))?;
-            let (sign, rest) = line.split_first().unwrap_or((&b' ', b""));
-            // Some mailers strip the blank from an empty line of context.
-            let (sign, rest) = if line == b"\n" {
-                (&b' ', line)
-            } else {
-                (sign, rest)
+            let (sign, rest) = match line.split_first() {
+                // Some mailers strip the blank from an empty line of context.
+                Some((b'\n', _)) | None => (&b' ', line),
+                Some(split) => split,
             };
             let (in_old, in_new) = match sign {
                 b' ' => (true, true),
