@@ -4,10 +4,11 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize as _, Serialize};
 
-use super::diagnostics::{Problem, Sources, UnreadPart, invalid};
+use super::diagnostics::{Problem, SourceFile, Sources, UnreadPart, invalid};
 use super::file::File;
 use super::structure::shorten;
 use super::{Profile, check, merge, value};
@@ -158,30 +159,20 @@ fn entries(dirs: &[Directory]) -> Result<Vec<CatalogEntry>> {
 
 /// Returns every profile that `load` finds by name, sorted, with the description in its file.
 pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
-    let builtin = builtin::toml_files(&builtin::PROFILES);
-    let text = |name: &str| builtin.iter().find(|(known, _)| *known == name);
-    Ok(entries(dirs)?
-        .into_iter()
-        .map(|entry| match entry.path {
-            Some(path) => {
-                let text = match value::name("profile", &entry.name) {
-                    Ok(()) => read(dirs, &path).map(|(_, text)| text),
-                    Err(refused) => Err(invalid!("{}", refused.message)),
-                };
-                listed(entry.name, Origin::File(path), text)
-            }
-            None => {
-                let origin = Origin::Builtin(format!("{}.toml", entry.name));
-                let text = text(&entry.name).map_or("", |(_, text)| text);
-                listed(entry.name, origin, Ok(text.to_owned()))
-            }
-        })
-        .collect())
+    let entries = entries(dirs)?.into_iter();
+    Ok(entries.map(|entry| listed(dirs, entry)).collect())
 }
 
 /// Reads only the description: a list must not fail because of one entry.
-fn listed(name: String, origin: Origin, text: Result<String>) -> ProfileListing {
-    let table = text.and_then(|text| {
+fn listed(dirs: &[Directory], CatalogEntry { name, path }: CatalogEntry) -> ProfileListing {
+    let origin = match path {
+        Some(path) => Origin::File(path),
+        None => Origin::Builtin(format!("{name}.toml")),
+    };
+    let named = value::name("profile", &name);
+    let named = named.map_err(|refused| invalid!("{}", refused.message));
+    let text = named.and_then(|()| open(dirs, origin.clone()));
+    let table = text.and_then(|(_, text)| {
         let table = text.parse::<toml::Table>();
         table.map_err(|error| invalid!("{}", error.message().to_owned()))
     });
@@ -223,27 +214,19 @@ fn find(dirs: &[Directory], name: &str, behind: Option<&Origin>) -> Result<Optio
     if builtin {
         candidates.push(Origin::Builtin(file));
     }
-    let skip = behind.and_then(|behind| {
-        candidates
-            .iter()
-            .position(|candidate| same(candidate, behind))
-    });
-    Ok(candidates
-        .into_iter()
-        .nth(skip.map_or(0, |index| index + 1)))
+    let is_behind = |behind| candidates.iter().position(|found| same(found, behind));
+    let first = behind.and_then(is_behind).map_or(0, |index| index + 1);
+    Ok(candidates.into_iter().nth(first))
 }
 
 /// Returns whether both are the same file.
 fn same(a: &Origin, b: &Origin) -> bool {
-    match (a, b) {
-        (Origin::File(a), Origin::File(b)) => {
-            match (fs_err::canonicalize(a), fs_err::canonicalize(b)) {
-                (Ok(a), Ok(b)) => a == b,
-                _ => a == b,
-            }
-        }
-        _ => a == b,
+    if let (Origin::File(a), Origin::File(b)) = (a, b)
+        && let (Ok(a), Ok(b)) = (fs_err::canonicalize(a), fs_err::canonicalize(b))
+    {
+        return a == b;
     }
+    a == b
 }
 
 fn unknown(dirs: &[Directory], name: &str) -> Error {
@@ -360,10 +343,7 @@ fn parent(
         Origin::File(path)
     } else {
         // The same name means the profile that this file shadows.
-        let behind = stem(own)
-            .ok()
-            .filter(|name| *name == extends.value)
-            .map(|_| own);
+        let behind = (own.stem() == extends.value).then_some(own);
         let found = find(dirs, extends, behind).map_err(|error| {
             let refused = problem(error.message().to_owned(), "not a name");
             Box::new(refused.help("the name of a profile, or a path ending in `.toml`"))
@@ -381,14 +361,10 @@ fn parent(
             }
         }
     };
-    if let Some(first) = sources
-        .iter()
-        .position(|source| same(&source.origin, &found))
-    {
-        let names: Vec<_> = sources[first..]
-            .iter()
-            .map(|source| source.origin.to_string())
-            .collect();
+    let first = |source: &Arc<SourceFile>| same(&source.origin, &found);
+    if let Some(first) = sources.iter().position(first) {
+        let names = sources[first..].iter();
+        let names: Vec<_> = names.map(|source| source.origin.to_string()).collect();
         let message = format!("`extends` forms a cycle: {} -> {found}", names.join(" -> "));
         return Err(problem(message, "closes the cycle"));
     }
