@@ -108,30 +108,20 @@ pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
     let limit = limit.map(|limit| limit.of(given.memory));
     // A limit may be larger than the machine.
     let memory = limit.unwrap_or(u64::MAX).min(given.memory);
-    let memory_max = limit.map(|value| Figure {
-        value,
-        why: match given.resources.memory_max {
-            Some(Amount::Percent(percent)) => {
-                format!("{percent} % of {}", size::bytes(given.memory))
-            }
-            _ => "set by the profile".to_owned(),
-        },
-    });
-    let budget = match given.configured {
-        Some(value) => Figure {
-            value: value.max(1),
-            why: "configured".to_owned(),
-        },
-        None => Figure {
-            value: given.cores.max(1),
-            why: size::count(given.cores, "core"),
-        },
+    let why = match given.resources.memory_max {
+        Some(Amount::Percent(percent)) => format!("{percent} % of {}", size::bytes(given.memory)),
+        _ => "set by the profile".to_owned(),
     };
+    let memory_max = limit.map(|value| Figure { value, why });
+    let (value, why) = match given.configured {
+        Some(value) => (value, "configured".to_owned()),
+        None => (given.cores, size::count(given.cores, "core")),
+    };
+    let value = value.max(1);
+    let budget = Figure { value, why };
     let most = by_profile(given, &budget, memory);
-    let any = Figure {
-        value: u32::MAX,
-        why: String::new(),
-    };
+    let (value, why) = (u32::MAX, String::new());
+    let any = Figure { value, why };
     let mut together = by_profile(given, &any, given.memory);
     if given.asked.is_none() {
         together = jobs(given, &together, given.memory);
@@ -279,15 +269,11 @@ pub(crate) fn forecast<'a>(
     past: &[Past],
     jobs: u32,
 ) -> Vec<Forecast> {
-    let find = |wanted: &dyn Fn(&Past) -> bool| {
-        past.iter()
-            .rev()
-            .find(|run| run.outcome == Outcome::Done && wanted(run))
-    };
+    let done = || past.iter().filter(|run| run.outcome == Outcome::Done);
     steps
         .filter_map(|(step, key)| {
-            let same = find(&|run| run.key == key);
-            let run = same.or_else(|| find(&|run| run.step == step))?;
+            let same = done().rfind(|run| run.key == key);
+            let run = same.or_else(|| done().rfind(|run| run.step == step))?;
             let cost = &run.cost;
             // Only processor time depends on the number of jobs; the rest takes as long as before.
             let spread = |jobs: u32| cost.usage.cpu_us / 1000 / u64::from(jobs.max(1));
@@ -296,9 +282,7 @@ pub(crate) fn forecast<'a>(
                 step: step.to_owned(),
                 wall_ms: rest + spread(jobs).min(cost.usage.cpu_us / 1000),
                 memory: cost.usage.memory_held,
-                disk: cost
-                    .disk_peak
-                    .max(u64::try_from(cost.disk_delta).unwrap_or(0)),
+                disk: cost.disk_peak.max(cost.disk_delta.try_into().unwrap_or(0)),
                 exact: same.is_some(),
             })
         })

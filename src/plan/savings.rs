@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::plan::jobs::Past;
 use crate::plan::record::Outcome;
 use crate::plan::resolve::Spec;
-use crate::profile::{FROM_SOURCE, Profile, Step};
+use crate::profile::{Choice, FROM_SOURCE, Profile, Step};
 use crate::sys::name::StepName;
 
 /// Cost of a step, and the figure's source.
@@ -61,39 +61,29 @@ impl StartingPoint {
 /// Compares every starting point of a profile with building from source. `past` holds the profile's runs on this
 /// machine, oldest first.
 pub(crate) fn starting_points(profile: &Profile, spec: &Spec, past: &[Past]) -> Vec<StartingPoint> {
-    let mut points = Vec::new();
     // A variant or a release may change the total.
     let whole = match spec.from == FROM_SOURCE {
         true => spec.resources.disk,
         false => profile.resources.disk,
     };
-    for (name, choice) in &profile.from {
-        let without: Vec<&Step> = profile
-            .steps
-            .iter()
+    let point = |(name, choice): (&String, &Choice)| {
+        let steps = profile.steps.iter();
+        let own = steps.clone().filter(|step| is_of(step, name));
+        let without = steps
             .filter(|step| in_variant(step, spec.variant.as_deref()))
-            .filter(|step| is_of(step, FROM_SOURCE) && !is_of(step, name))
-            .collect();
-        points.push(StartingPoint {
+            .filter(|step| is_of(step, FROM_SOURCE) && !is_of(step, name));
+        let disk = whole.zip(choice.disk);
+        StartingPoint {
             name: name.clone(),
             description: choice.description.clone(),
-            leaves_out: without.iter().map(|step| step.name.clone()).collect(),
-            figures: without
-                .iter()
-                .filter_map(|step| figure(step, past))
-                .collect(),
+            leaves_out: without.clone().map(|step| step.name.clone()).collect(),
+            figures: without.filter_map(|step| figure(step, past)).collect(),
             disk: choice.disk,
-            disk_saved: whole
-                .zip(choice.disk)
-                .map(|(whole, part)| whole.saturating_sub(part)),
-            memory: profile
-                .steps
-                .iter()
-                .filter(|step| is_of(step, name))
-                .filter_map(|step| step.memory)
-                .max(),
-        });
-    }
+            disk_saved: disk.map(|(whole, part)| whole.saturating_sub(part)),
+            memory: own.filter_map(|step| step.memory).max(),
+        }
+    };
+    let mut points: Vec<StartingPoint> = profile.from.iter().map(point).collect();
     // Closest to the sources first.
     points.sort_by_key(|point| point.leaves_out.len());
     points

@@ -131,10 +131,9 @@ fn a_build_that_is_resumed_has_only_what_is_left() {
     let graph = BuildGraph::parse(&recording.graph).unwrap();
     let half = recording.log.len() / 2;
     let (ended, rest) = recording.log.split_at(half);
-    let ended: HashMap<&str, u64> = ended
-        .iter()
-        .map(|(start, end, output)| (output.as_str(), end - start))
-        .collect();
+    let ended = ended.iter();
+    let ended = ended.map(|(start, end, output)| (output.as_str(), end - start));
+    let ended: HashMap<&str, u64> = ended.collect();
     let past = |output: &str| ended.get(output).copied();
     let ran = |output: &str| ended.contains_key(output);
     let target = &recording.target;
@@ -155,11 +154,10 @@ fn a_build_that_is_resumed_has_only_what_is_left() {
 
 #[test]
 fn one_command_that_takes_long_says_little_about_other_directories() {
-    use std::fmt::Write as _;
-    let mut file = "build tables/0: gen\nbuild tables/1: gen\n".to_owned();
-    for at in 0..100 {
-        writeln!(file, "build other/{at}: gen").unwrap();
-    }
+    let others: String = (0..100)
+        .map(|at| format!("build other/{at}: gen\n"))
+        .collect();
+    let file = "build tables/0: gen\nbuild tables/1: gen\n".to_owned() + &others;
     let graph = BuildGraph::parse(&file).unwrap();
     let mut forecast = BuildForecast::new(graph, Some(102), "", |_| None, |_| false);
     let hour = Duration::from_secs(3600);
@@ -183,11 +181,7 @@ fn a_sub_project_that_takes_long_says_that_others_do() {
 
 #[test]
 fn a_build_that_gets_fewer_jobs_takes_longer() {
-    use std::fmt::Write as _;
-    let mut file = String::new();
-    for at in 0..40 {
-        writeln!(file, "build {at}.o: cc").unwrap();
-    }
+    let file: String = (0..40).map(|at| format!("build {at}.o: cc\n")).collect();
     let graph = BuildGraph::parse(&file).unwrap();
     let mut forecast = BuildForecast::new(graph, Some(40), "", |_| Some(10_000), |_| false);
     let seconds = Duration::from_secs;
