@@ -136,10 +136,22 @@ fn spec(text: &str, inputs: &Inputs) -> Spec {
 }
 
 fn keys(text: &str, inputs: &Inputs) -> Vec<StepKey> {
-    spec(text, inputs)
-        .steps
-        .into_iter()
-        .map(|step| step.key)
+    let steps = spec(text, inputs).steps.into_iter();
+    steps.map(|step| step.key).collect()
+}
+
+/// Returns the script of a step that runs one.
+fn script(step: &Step) -> &str {
+    match &step.action {
+        Action::Run { script, .. } => script,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn params(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect()
 }
 
@@ -154,20 +166,11 @@ fn everything_is_decided() {
     assert_eq!(spec.name, "p");
     assert_eq!(spec.targets, targets(&["gfx1103"]));
     assert_eq!(spec.runtime_env["HSA_OVERRIDE_GFX_VERSION"], "11.0.3");
-    let mounts: Vec<_> = spec
-        .volumes
-        .iter()
-        .map(|volume| volume.target.as_str())
-        .collect();
-    assert_eq!(
-        mounts,
-        ["/cache/ccache", "/out", "/work", "/work/src"],
-        "parents first"
-    );
-    assert_eq!(
-        spec.volume("src").unwrap().source,
-        VolumeSource::Path("/home/me/src".into())
-    );
+    let mounts = spec.volumes.iter().map(|volume| volume.target.as_str());
+    let parents_first = ["/cache/ccache", "/out", "/work", "/work/src"];
+    assert_eq!(mounts.collect::<Vec<_>>(), parents_first);
+    let source = VolumeSource::Path("/home/me/src".into());
+    assert_eq!(spec.volume("src").unwrap().source, source);
     assert_eq!(spec.volume("ccache").unwrap().max, Some(5 << 30));
     let tools = spec.step("tools").unwrap();
     assert_eq!((tools.user, tools.workdir.as_str()), (User::Root, "/"));
@@ -176,22 +179,24 @@ fn everything_is_decided() {
     assert_eq!(configure.env["GFX"], "gfx1103");
     assert_eq!(configure.env["CCACHE_DIR"], "/cache/ccache");
     assert_eq!(configure.volumes.len(), 4);
-    let Action::Run { script, shell } = &configure.action else {
+    let Action::Run {
+        script: of_configure,
+        shell,
+    } = &configure.action
+    else {
         panic!("{configure:?}");
     };
     assert_eq!(shell, &["/bin/sh", "-eu", "-c"]);
-    assert_eq!(finish(script, &facts(1, 1)), "cmake -DP=/opt/x ${HOME}");
+    assert_eq!(
+        finish(of_configure, &facts(1, 1)),
+        "cmake -DP=/opt/x ${HOME}"
+    );
     let build = spec.step("build").unwrap();
     assert_eq!(build.workdir, "/home/builder");
     assert_eq!(build.timeout, Some(Duration::from_secs(7200)));
-    let Action::Run { script, .. } = &build.action else {
-        panic!("{build:?}");
-    };
-    assert_eq!(script, "ninja -j${jobs} -m ${memory}");
-    assert_eq!(
-        finish(script, &facts(16, 1 << 30)),
-        "ninja -j16 -m 1073741824"
-    );
+    assert_eq!(script(build), "ninja -j${jobs} -m ${memory}");
+    let finished = finish(script(build), &facts(16, 1 << 30));
+    assert_eq!(finished, "ninja -j16 -m 1073741824");
     assert!(spec.step("test").unwrap().gpu);
 }
 

@@ -30,14 +30,10 @@ fn errors_point_into_the_profile() {
       help: `${targets}` is all of them, separated by `;`
     "#);
 
-    let some = |value: &str| BTreeMap::from([("prefix".to_owned(), value.to_owned())]);
-    let error = resolve(&profile(TEXT), &inputs!(params: some("opt/../x"))).unwrap_err();
+    let with = |name: &str, value: &str| inputs!(params: params(&[(name, value)]));
+    let error = resolve(&profile(TEXT), &with("prefix", "opt/../x")).unwrap_err();
     assert_has!(error.message(), "`opt/../x` is not an absolute path");
-    let error = resolve(
-        &profile(TEXT),
-        &inputs!(params: [("perfix".to_owned(), String::new())].into()),
-    );
-    let error = error.unwrap_err();
+    let error = resolve(&profile(TEXT), &with("perfix", "")).unwrap_err();
     assert_eq!(error.message(), "profile `p` has no parameter `perfix`");
     assert_eq!(error.help_text(), Some("did you mean `prefix`?"));
     assert_eq!(error.kind(), Kind::Usage);
@@ -52,18 +48,12 @@ fn errors_point_into_the_profile() {
         inputs!(hooks: BTreeMap::new()),
         inputs!(file_digests: BTreeMap::new()),
     ] {
-        assert_eq!(
-            resolve(&profile(TEXT), &other).unwrap_err().kind(),
-            Kind::Unexpected
-        );
+        let error = resolve(&profile(TEXT), &other).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unexpected);
     }
     // Volumes are known before the fingerprints that depend on them.
-    assert_eq!(
-        volumes(&profile(TEXT), &inputs!(fingerprints: BTreeMap::new()))
-            .unwrap()
-            .len(),
-        4
-    );
+    let unknown = inputs!(fingerprints: BTreeMap::new());
+    assert_eq!(volumes(&profile(TEXT), &unknown).unwrap().len(), 4);
 }
 
 #[test]
@@ -92,31 +82,25 @@ packages = ["${pkg}"]
         ("pkg", ""),
         ("rev", "a\0b"),
     ] {
-        let params = BTreeMap::from([(name.to_owned(), value.to_owned())]);
-        let error = resolve(&profile(text), &Inputs { params, ..inputs() }).unwrap_err();
+        let smuggled = inputs!(params: params(&[(name, value)]));
+        let error = resolve(&profile(text), &smuggled).unwrap_err();
         // The profile is not at fault.
         assert_eq!(error.kind(), Kind::Usage, "{name} {value}");
         assert_has!(error.message(), name);
         assert!(!error.message().contains("secret"), "{}", error.message());
     }
-    let params = BTreeMap::from([("rev".to_owned(), "-x".to_owned())]);
-    let wrong = inputs!(params);
+    let wrong = inputs!(params: params(&[("rev", "-x")]));
     let error = volumes(&profile(text), &wrong).unwrap_err();
     assert_eq!(error.kind(), Kind::Usage);
-    assert_has!(
-        error.message(),
-        "parameter `rev=-x` is not valid in /p/p.toml:9: "
-    );
+    let said = "parameter `rev=-x` is not valid in /p/p.toml:9: ";
+    assert_has!(error.message(), said);
     // Other errors are the profile's fault.
     let error = resolve(&profile(&text.replace("${pkg}", "${target}")), &wrong).unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
     // A value that looks like a reference stays text.
-    let params = BTreeMap::from([("prefix".to_owned(), "/${jobs}$".to_owned())]);
-    let spec = spec(TEXT, &Inputs { params, ..inputs() });
-    let Action::Run { script, .. } = &spec.step("configure").unwrap().action else {
-        panic!();
-    };
-    assert_eq!(finish(script, &facts(4, 4)), "cmake -DP=/${jobs}$ ${HOME}");
+    let spec = spec(TEXT, &inputs!(params: params(&[("prefix", "/${jobs}$")])));
+    let script = finish(script(spec.step("configure").unwrap()), &facts(4, 4));
+    assert_eq!(script, "cmake -DP=/${jobs}$ ${HOME}");
 }
 
 #[test]
@@ -168,25 +152,18 @@ fn files_that_end_with_their_step_are_neither_copied_nor_exported() {
         let exported = text.replace("from = \"${prefix}\"", &format!("from = \"{path}\""));
         [copied, exported].map(|text| resolve(&profile(&text), &inputs()))
     };
-    for path in [
-        "/tmp/run.sh",
-        "/var/tmp/x/run.sh",
-        "/run/x",
-        "/var/run/x",
-        "/var/lock/x",
-    ] {
+    for path in "/tmp/run.sh /var/tmp/x/run.sh /run/x /var/run/x /var/lock/x".split(' ') {
         for result in at(path, "/work") {
             let error = result.unwrap_err();
             assert_has!(error.message(), "is in no snapshot");
         }
     }
-    for (path, build) in [
-        ("/tmp/build/run.sh", "/tmp/build"),
-        ("/tmpx/run.sh", "/work"),
-    ] {
-        for result in at(path, build) {
-            result.unwrap();
-        }
+    let lasting = [
+        at("/tmp/build/run.sh", "/tmp/build"),
+        at("/tmpx/run.sh", "/work"),
+    ];
+    for result in lasting.into_iter().flatten() {
+        result.unwrap();
     }
 }
 
@@ -230,8 +207,6 @@ fn expansion_ends_at_the_length_of_an_argument() {
     let steps: String = (0..1000)
         .map(|at| format!("[[step]]\nname = 'a{at}'\nrun = 'true'\n"))
         .collect();
-    says(
-        &head(100_000, &format!("[env]\nA = '${{a}}'\n{steps}")),
-        &["longer than 64 MiB"],
-    );
+    let many = format!("[env]\nA = '${{a}}'\n{steps}");
+    says(&head(100_000, &many), &["longer than 64 MiB"]);
 }
