@@ -67,11 +67,8 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
             })?;
             outcomes.push((path, outcome));
         }
-        let missing: Vec<&PathBuf> = outcomes
-            .iter()
-            .filter(|(_, outcome)| outcome.is_none())
-            .map(|(path, _)| path)
-            .collect();
+        let missing = outcomes.iter().filter(|(_, outcome)| outcome.is_none());
+        let missing: Vec<&PathBuf> = missing.map(|(path, _)| path).collect();
         match missing[..] {
             [] => {}
             _ if missing.len() == outcomes.len() => changes.already.push(patch.name.clone()),
@@ -187,19 +184,16 @@ fn unfetched(hook: &Hook, path: &Path) -> Error {
 impl HookChange {
     /// Returns the entry after this change to the source's entry `found`.
     fn on(&self, found: &FileInSource) -> FileInSource {
-        let may_run = matches!(
-            found,
-            FileInSource::File {
-                executable: true,
-                ..
-            }
-        );
-        match self {
-            Self::Remove => FileInSource::Absent,
-            Self::Write { bytes, executable } => FileInSource::File {
-                bytes: bytes.clone(),
-                executable: executable.unwrap_or(may_run),
-            },
+        let Self::Write { bytes, executable } = self else {
+            return FileInSource::Absent;
+        };
+        let may_run = match found {
+            FileInSource::File { executable, .. } => *executable,
+            FileInSource::Absent | FileInSource::Unfetched => false,
+        };
+        FileInSource::File {
+            bytes: bytes.clone(),
+            executable: executable.unwrap_or(may_run),
         }
     }
 }
@@ -276,17 +270,16 @@ fn ending(line: &[u8]) -> &[u8] {
 fn occurrence(edit: &Edit, bytes: &[u8]) -> Option<Range<usize>> {
     let find = edit.find.as_bytes();
     if !edit.whole_lines {
-        let start = bytes
-            .windows(find.len())
-            .position(|window| window == find)?;
+        let mut windows = bytes.windows(find.len());
+        let start = windows.position(|window| window == find)?;
         return Some(start..start + find.len());
     }
     let mut start = 0;
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         let after = line.trim_ascii().strip_prefix(find).map(<[u8]>::trim_ascii);
-        if after.is_some_and(|after| {
-            after.is_empty() || after.starts_with(b"#") || after.starts_with(b"//")
-        }) {
+        let is_end =
+            |rest: &[u8]| rest.is_empty() || rest.starts_with(b"#") || rest.starts_with(b"//");
+        if after.is_some_and(is_end) {
             return Some(start..start + line.len());
         }
         start += line.len();

@@ -340,11 +340,8 @@ mod tests {
 
     #[test]
     fn every_built_in_hook_is_valid() {
-        let names: Vec<String> = list(&[])
-            .unwrap()
-            .into_iter()
-            .map(|hook| hook.name)
-            .collect();
+        let hooks = list(&[]).unwrap().into_iter();
+        let names: Vec<String> = hooks.map(|hook| hook.name).collect();
         assert_eq!(names, ["torch-without-rccl"]);
         for name in names {
             let hook = load(&[], &name).unwrap();

@@ -36,12 +36,10 @@ pub fn precheck(
         let state = states.entry(volume).or_default();
         let below = |path: &Path| read(volume, path);
         let changes = apply(hook, &|path| state.file(path, &below))?;
-        found.already.extend(
-            changes
-                .already
-                .into_iter()
-                .map(|patch| (hook.name.clone(), patch)),
-        );
+        let already = changes.already.into_iter();
+        found
+            .already
+            .extend(already.map(|patch| (hook.name.clone(), patch)));
         for (path, change) in changes.files {
             state.put(path, change);
         }
@@ -63,12 +61,8 @@ fn unfetched(hook: &Hook, read: &dyn Fn(&str, &Path) -> Result<FileInSource>) ->
 
 /// Returns the files that a hook's patches and edits name.
 pub(crate) fn files(hook: &Hook) -> Result<BTreeSet<std::path::PathBuf>> {
-    let mut files: BTreeSet<_> = hook
-        .work
-        .edits
-        .iter()
-        .map(|edit| edit.file.clone())
-        .collect();
+    let edits = hook.work.edits.iter();
+    let mut files: BTreeSet<_> = edits.map(|edit| edit.file.clone()).collect();
     for patch in &hook.work.patches {
         let parts = super::parse_patch(patch.bytes.as_deref().unwrap_or_default(), patch.strip)
             .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
