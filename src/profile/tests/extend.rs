@@ -33,6 +33,12 @@ name = "test"
 run = "make test"
 "#;
 
+/// Loads a profile that extends `base.toml`.
+fn extended(base: &str, child: &str) -> Profile {
+    let (_dir, dirs) = dir(&[("base.toml", base), ("child.toml", child)]);
+    load(&dirs, "child").unwrap()
+}
+
 #[test]
 fn extending_merges_by_key_and_name() {
     let child = r#"
@@ -65,8 +71,7 @@ remove = true
 name = "export"
 export = [{ from = "/x", to = "out" }]
 "#;
-    let (_dir, dirs) = dir(&[("base.toml", BASE), ("child.toml", child)]);
-    let profile = load(&dirs, "child").unwrap();
+    let profile = extended(BASE, child);
     assert_eq!(profile.image.as_str(), "debian");
     assert_eq!(format!("{:?}", profile.targets), "[gfx1103]");
     let hooks: Vec<&str> = profile.hooks.iter().map(|hook| hook.as_str()).collect();
@@ -80,28 +85,21 @@ export = [{ from = "/x", to = "out" }]
     assert_has!(advice[0], "parameter `archs` is not used");
     assert_eq!(profile.resources.disk, Some(20 << 30));
     assert_eq!(profile.resources.memory_max, Some(Amount::Percent(90)));
-    assert_eq!(
-        (profile.env["A"].as_str(), profile.env["B"].as_str()),
-        ("1", "2")
-    );
+    let env = [&profile.env["A"], &profile.env["B"]].map(|value| value.as_str());
+    assert_eq!(env, ["1", "2"]);
     assert_eq!(profile.volumes[0].target, "/src");
     assert!(
         matches!(&profile.volumes[0].source, VolumeSource::Path(path) if path.as_str() == "/srv/x")
     );
-    let names: Vec<_> = profile
-        .steps
-        .iter()
-        .map(|step| step.name.as_str())
-        .collect();
-    assert_eq!(names, ["tools", "patch", "build", "export"]);
+    let names = profile.steps.iter().map(|step| step.name.as_str());
+    let expected = ["tools", "patch", "build", "export"];
+    assert_eq!(names.collect::<Vec<_>>(), expected);
     let build = &profile.steps[2];
     assert!(matches!(&build.action, Action::Run { script, .. } if script.as_str() == "ninja"));
     assert_eq!(build.timeout, Some(Duration::from_secs(3600)));
     assert_eq!(build.inputs, ["src"]);
-    assert_eq!(
-        (build.env["X"].as_str(), build.env["Y"].as_str()),
-        ("1", "2")
-    );
+    let env = [&build.env["X"], &build.env["Y"]].map(|value| value.as_str());
+    assert_eq!(env, ["1", "2"]);
     assert_eq!(profile.files().count(), 2);
 }
 
@@ -110,8 +108,7 @@ fn another_repository_keeps_the_other_fields() {
     let base = BASE.replace("rev = \"main\"", "rev = \"v1\"\ndepth = 1");
     let child =
         "extends = \"base\"\n[[volume]]\nname = \"src\"\ngit = \"https://example.org/fork\"\n";
-    let (_dir, dirs) = dir(&[("base.toml", &base), ("child.toml", child)]);
-    let profile = load(&dirs, "child").unwrap();
+    let profile = extended(&base, child);
     let VolumeSource::Git {
         url, rev, depth, ..
     } = &profile.volumes[0].source
@@ -128,8 +125,7 @@ fn another_repository_keeps_the_other_fields() {
 #[test]
 fn another_action_replaces_the_inherited_one() {
     let child = "extends = \"base\"\n[[step]]\nname = \"build\"\npackages = [\"x\"]\n";
-    let (_dir, dirs) = dir(&[("base.toml", BASE), ("child.toml", child)]);
-    let profile = load(&dirs, "child").unwrap();
+    let profile = extended(BASE, child);
     assert!(matches!(profile.steps[1].action, Action::Packages(_)));
     assert_eq!(profile.steps[1].user, User::Root);
 }
@@ -149,15 +145,11 @@ fn what_belongs_to_a_replaced_kind_goes_with_it() {
         { name = \"out\", kind = \"host\" }]\n\
         step = [{ name = \"one\", packages = [\"x\"] }, { name = \"two\", run = \"false\" }, \
         { name = \"three\", copy = [{ from = \"x\", to = \"/x\" }] }]\n";
-    let (_dir, dirs) = dir(&[("base.toml", base), ("child.toml", child)]);
-    let profile = load(&dirs, "child").unwrap();
+    let profile = extended(base, child);
     assert_eq!(profile.volumes[3].disk, None);
     for volume in &profile.volumes[..3] {
-        assert!(
-            matches!(volume.source, VolumeSource::Store),
-            "{}",
-            volume.name
-        );
+        let is_in_store = matches!(volume.source, VolumeSource::Store);
+        assert!(is_in_store, "{}", volume.name);
         assert_eq!((volume.max, volume.locked), (None, false));
     }
     assert_eq!(profile.steps[0].workdir, None);
@@ -176,16 +168,10 @@ fn the_extending_file_decides_which_steps_get_the_gpu() {
         (step(without), needed.to_owned(), true),
         (step("gpu = true\n"), step(without), false),
     ] {
-        let (base, child) = (
-            format!("{head}{base}"),
-            format!("extends = \"base\"\n{child}"),
-        );
-        let (_dir, dirs) = dir(&[("base.toml", &base), ("child.toml", &child)]);
-        assert_eq!(
-            load(&dirs, "child").unwrap().steps[0].gpu,
-            expected,
-            "{base}{child}"
-        );
+        let base = format!("{head}{base}");
+        let child = format!("extends = \"base\"\n{child}");
+        let profile = extended(&base, &child);
+        assert_eq!(profile.steps[0].gpu, expected, "{base}{child}");
     }
     let both = format!("schema = 1\n{head}{needed}{}", step(without));
     let message = message(&both);
@@ -254,16 +240,12 @@ fn chains_end() {
     let path = dirs[0].path.join("sub/down.toml");
     assert_eq!(load(&dirs, path.to_str().unwrap()).unwrap().name, "down");
 
-    let names: Vec<String> = (0..20).map(|number| format!("n{number}.toml")).collect();
-    let texts: Vec<String> = (1..21)
-        .map(|number| format!("extends = \"n{number}\""))
-        .collect();
-    let files: Vec<_> = names
+    let file = |at| (format!("n{at}.toml"), format!("extends = \"n{}\"", at + 1));
+    let files: Vec<(String, String)> = (0..20).map(file).collect();
+    let files = files
         .iter()
-        .map(String::as_str)
-        .zip(texts.iter().map(String::as_str))
-        .collect();
-    let (_dir, dirs) = self::dir(&files);
+        .map(|(name, text)| (name.as_str(), text.as_str()));
+    let (_dir, dirs) = self::dir(&files.collect::<Vec<_>>());
     let error = load(&dirs, "n0").unwrap_err();
     assert_has!(error.message(), "more than 16 profiles");
 }
@@ -274,16 +256,10 @@ fn a_profile_can_extend_the_one_it_shadows() {
     let (_high, high) = dir(&[("x.toml", "extends = \"x\"\nimage = \"arch\"")]);
     let dirs = [high, low].concat();
     let profile = load(&dirs, "x").unwrap();
-    assert_eq!(
-        (profile.image.as_str(), profile.description.as_str()),
-        ("arch", "low")
-    );
-    let listed: Vec<_> = list(&dirs)
-        .unwrap()
-        .into_iter()
-        .filter(|listed| listed.name == "x")
-        .collect();
-    assert_eq!(listed.len(), 1);
+    let found = (profile.image.as_str(), profile.description.as_str());
+    assert_eq!(found, ("arch", "low"));
+    let listed = list(&dirs).unwrap().into_iter();
+    assert_eq!(listed.filter(|listed| listed.name == "x").count(), 1);
 }
 
 #[test]
@@ -337,6 +313,5 @@ fn what_built_in_profiles_list_can_be_removed() {
     let child = "extends = \"therock\"\n\
         step = [{ name = \"torch-test\", remove = true }, { name = \"configure-generic\", remove = true }]\n\
         component = [{ name = \"rccl\", remove = true }]\n";
-    let (_dir, dirs) = dir(&[("child.toml", child)]);
-    load(&dirs, "child").unwrap();
+    extended("", child);
 }

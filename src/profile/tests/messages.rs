@@ -190,14 +190,12 @@ fn sentences_about_volumes() {
              [[volume]]\nname = \"{b}\"\nkind = \"build\"\ntarget = \"{path}\"\n"
         )
     };
-    assert_eq!(
-        sentences(&two("a", "a", "/w")),
-        ["two volumes are named `a`"]
-    );
-    assert_eq!(
-        sentences(&two("a", "b", "/v")),
-        ["volumes `a` and `b` have the same target"]
-    );
+    for (other, path, want) in [
+        ("a", "/w", "two volumes are named `a`"),
+        ("b", "/v", "volumes `a` and `b` have the same target"),
+    ] {
+        assert_eq!(sentences(&two("a", other, path)), [want]);
+    }
     from_text("p", &two("a", "b", "/v/w")).unwrap();
 }
 
@@ -233,11 +231,7 @@ fn sentences_about_steps() {
         "#,
     ) {
         let text = format!("{HEAD}[[step]]\nname = \"s\"\n{body}\n");
-        assert_eq!(
-            sentences(&text).first().map(String::as_str),
-            Some(want),
-            "{text}"
-        );
+        assert_eq!(sentences(&text)[0], want, "{text}");
     }
     let twice =
         format!("{HEAD}[[step]]\nname = \"s\"\nrun = \"a\"\n[[step]]\nname = \"s\"\nrun = \"a\"\n");
@@ -255,18 +249,13 @@ fn fingerprints_are_in_the_innermost_volume() {
     };
     let profile = from_text("p", &text("build")).unwrap();
     let found = profile.steps[0].fingerprints.as_ref().unwrap();
-    assert_eq!(
-        (found.volume.as_str(), found.path.to_str()),
-        ("in", Some("x"))
-    );
-    assert_eq!(
-        sentences(&text("cache")),
-        ["`/b/in/x` is in no volume of kind `build`"]
-    );
-    assert_eq!(
-        sentences(&text("build").replace("/b/in/x", "/b/in/${target}")),
-        ["`fingerprints` must not contain references such as `${...}`"]
-    );
+    let place = (found.volume.as_str(), found.path.to_str());
+    assert_eq!(place, ("in", Some("x")));
+    let want = "`/b/in/x` is in no volume of kind `build`";
+    assert_eq!(sentences(&text("cache")), [want]);
+    let reference = text("build").replace("/b/in/x", "/b/in/${target}");
+    let want = "`fingerprints` must not contain references such as `${...}`";
+    assert_eq!(sentences(&reference), [want]);
 }
 
 #[test]

@@ -87,28 +87,25 @@ fn hostile_files() {
         "schema = 1\r\nimage = 'x'\r\nstep = [{ name = 'a', run = \"\"\"\r\ntrue\r\n\"\"\" }]\r\n";
     write("windows.toml", step.as_bytes());
     let windows = load(&dirs, "windows").unwrap();
-    let script = match &windows.steps[0].action {
-        Action::Run { script, .. } => script.as_str(),
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(script, "true\n");
+    let action = &windows.steps[0].action;
+    assert!(matches!(action, Action::Run { script, .. } if script.value == "true\n"));
     assert!(message("/dev/zero").starts_with("/dev/zero"));
-    assert_eq!(
-        load(&dirs, &path("gone.toml")).unwrap_err().kind(),
-        Kind::NotFound
-    );
-    let long = "x".repeat(65);
-    for name in ["nothing-like-it", "", "a b", "Ä", "a\0b", "..", &long] {
-        assert_eq!(
-            load(&dirs, name).unwrap_err().kind(),
-            Kind::NotFound,
-            "{name:?}"
-        );
+    let (gone, long) = (path("gone.toml"), "x".repeat(65));
+    for name in [
+        &*gone,
+        "nothing-like-it",
+        "",
+        "a b",
+        "Ä",
+        "a\0b",
+        "..",
+        &long,
+    ] {
+        let error = load(&dirs, name).unwrap_err();
+        assert_eq!(error.kind(), Kind::NotFound, "{name:?}");
     }
     // Many mistakes: the message stays readable.
-    let many: String = (0..5000)
-        .map(|number| format!("key{number} = 1\n"))
-        .collect();
+    let many: String = (0..5000).map(|at| format!("key{at} = 1\n")).collect();
     write("many.toml", format!("schema = 1\n{many}").as_bytes());
     let shown = message("many");
     assert!(shown.starts_with("profile `many` is invalid: 5000 errors\n"));
@@ -120,12 +117,8 @@ fn hostile_files() {
 fn escapes_do_not_reach_the_terminal() {
     let text = "schema = 1\nimage = \"\\u001b[31mred\\u009b\"\n\"k\\u001b]0;x\\u0007\" = 1\n";
     let message = message(text);
-    assert!(
-        !message
-            .chars()
-            .any(|letter| letter.is_control() && letter != '\n'),
-        "{message:?}"
-    );
+    let is_odd = |letter: char| letter.is_control() && letter != '\n';
+    assert!(!message.contains(is_odd), "{message:?}");
 }
 
 #[test]
@@ -184,20 +177,17 @@ fn exports_replace_none_of_each_other() {
         format!("[[step]]\nname = \"{name}\"\n{more}\nexport = [{items}]\n")
     };
     let (x, y) = (item("/x/f", "d"), item("/y/f", "d"));
-    let (of_a, of_b) = (
-        "when = { variant = [\"a\"] }",
-        "when = { variant = [\"b\"] }",
-    );
+    let [of_a, of_b] = ["a", "b"].map(|name| format!("when = {{ variant = [\"{name}\"] }}"));
     for rest in [
         step("one", "", &[&x, &item("/y/g", "d"), &item("/y/f", "e")]),
         step("one", "", &[&x]) + &step("two", "", &[&x]),
-        step("one", of_a, &[&x]) + &step("two", of_b, &[&y]),
+        step("one", &of_a, &[&x]) + &step("two", &of_b, &[&y]),
     ] {
         load::from_text("p", &text("", &rest)).unwrap();
     }
     for rest in [
         step("one", "", &[&x, &y]),
-        step("one", "", &[&x]) + &step("two", of_a, &[&y]),
+        step("one", "", &[&x]) + &step("two", &of_a, &[&y]),
     ] {
         let found = message(&text("", &rest));
         assert_has!(found, "two exports are named `f` in volume `d`");
@@ -231,10 +221,8 @@ fn builtin_profiles_load() {
 fn schema_describes_every_key() {
     fn walk(path: &str, schema: &serde_json::Value) {
         for (key, property) in schema["properties"].as_object().into_iter().flatten() {
-            assert!(
-                property.get("description").is_some(),
-                "{path} {key} has no description"
-            );
+            let is_described = property.get("description").is_some();
+            assert!(is_described, "{path} {key} has no description");
             walk(key, property);
         }
         for (key, definition) in schema["$defs"].as_object().into_iter().flatten() {
@@ -280,10 +268,8 @@ fn rocm_libs_unpacks_no_archive_over_a_volume() {
     let text = |path: &str| fs_err::read_to_string(at(path)).unwrap();
     assert_eq!(text("src/rocprim/file"), "upstream's");
     assert_eq!(text("src/hipcub/file"), "mine");
-    let mode = fs_err::metadata(at("src/hipcub/file"))
-        .unwrap()
-        .permissions();
-    assert_eq!(mode.mode() & 0o777, private.mode() & 0o777);
+    let found = fs_err::metadata(at("src/hipcub/file")).unwrap();
+    assert_eq!(found.permissions().mode() & 0o777, private.mode() & 0o777);
 }
 
 #[test]
@@ -334,10 +320,12 @@ fn reference_is_right() {
     write("mylib.toml", &blocks[0]);
     for block in blocks {
         // A block without a version shows a part of a file.
-        match block.starts_with("schema = 1") {
-            true => write("doc.toml", &block),
-            false => write("doc.toml", &format!("{HEAD}{block}")),
-        }
+        let head = if block.starts_with("schema = 1") {
+            ""
+        } else {
+            HEAD
+        };
+        write("doc.toml", &format!("{head}{block}"));
         if let Err(error) = load(&dirs, "doc") {
             panic!("{block}\n{}", error.message());
         }
