@@ -193,35 +193,34 @@ mod tests {
 
     #[test]
     fn env_names() {
-        let name = |given, flags: &[&str]| env_name(given, None, "therock", &targets(flags), &[]);
-        assert_eq!(name(None, &[]).unwrap(), "therock");
-        assert_eq!(name(None, &["gfx1103"]).unwrap(), "therock-gfx1103");
-        assert_eq!(
-            name(None, &["gfx1100", "gfx1103"]).unwrap(),
-            "therock-gfx1100-gfx1103"
-        );
-        assert_eq!(name(Some("x"), &["gfx1103"]).unwrap(), "x");
+        let name = |given, stem, flags: &[&str], chosen: &[String]| {
+            env_name(given, stem, "p", &targets(flags), chosen)
+        };
         let chosen = ["full-torch".to_owned(), "from-rocm".to_owned()];
-        let long = |given, stem| env_name(given, stem, "p", &targets(&["gfx1103"]), &chosen);
-        assert_eq!(long(None, None).unwrap(), "p-gfx1103-full-torch-from-rocm");
-        assert_eq!(
-            long(None, Some("gfx1103")).unwrap(),
-            "gfx1103-full-torch-from-rocm"
-        );
-        assert_eq!(long(Some("x"), Some("gfx1103")).unwrap(), "x");
+        let (one, two) = (&["gfx1103"][..], &["gfx1100", "gfx1103"]);
+        for (given, stem, flags, chosen, want) in [
+            (None, None, &[][..], &[][..], "p"),
+            (None, None, one, &[], "p-gfx1103"),
+            (None, None, two, &[], "p-gfx1100-gfx1103"),
+            (Some("x"), None, one, &[], "x"),
+            (None, None, one, &chosen, "p-gfx1103-full-torch-from-rocm"),
+            (
+                None,
+                Some("gfx1103"),
+                one,
+                &chosen,
+                "gfx1103-full-torch-from-rocm",
+            ),
+            (Some("x"), Some("gfx1103"), one, &chosen, "x"),
+        ] {
+            assert_eq!(name(given, stem, flags, chosen).unwrap(), want);
+        }
         for bad in ["", "../x", "X", "a b", "a\0"] {
-            assert_eq!(
-                name(Some(bad), &[]).unwrap_err().kind(),
-                Kind::Usage,
-                "{bad:?}"
-            );
+            let error = name(Some(bad), None, &[], &[]).unwrap_err();
+            assert_eq!(error.kind(), Kind::Usage, "{bad:?}");
         }
         let all: Vec<_> = target::all().collect();
-        assert_eq!(
-            env_name(None, None, "therock", &all, &[])
-                .unwrap_err()
-                .help_text(),
-            Some("choose one: --name NAME")
-        );
+        let error = env_name(None, None, "p", &all, &[]).unwrap_err();
+        assert_eq!(error.help_text(), Some("choose one: --name NAME"));
     }
 }
