@@ -171,7 +171,6 @@ fn a_patch_may_touch_a_file_more_than_once() {
     let create = "--- /dev/null\n+++ b/g\n@@ -0,0 +1 @@\n+one\n";
     let change = "--- a/g\n+++ b/g\n@@ -1 +1 @@\n-one\n+two\n";
     let series = hook(Vec::new(), &[&format!("{create}{change}")]);
-    let absent = |_: &Path| Ok(FileInSource::Absent);
     let changes = apply(&series, &absent).unwrap();
     assert_eq!(changes.files[Path::new("g")], write("two\n", None));
     let made = |_: &Path| Ok(file(b"two\n", false));
@@ -185,6 +184,14 @@ fn a_patch_may_touch_a_file_more_than_once() {
     let changes = apply(&series, &|_: &Path| Ok(file(b"one\n", false))).unwrap();
     assert_eq!(changes.files[Path::new("g")], HookChange::Remove);
 }
+
+fn absent(_: &Path) -> Result<FileInSource> {
+    Ok(FileInSource::Absent)
+}
+
+/// Changes of a script's content, and of its mode to an executable's.
+const CHANGE: &str = "diff --git a/t.sh b/t.sh\nindex 1111111..2222222 100755\n--- a/t.sh\n+++ b/t.sh\n@@ -1 +1 @@\n-one\n+two\n";
+const SET: &str = "diff --git a/t.sh b/t.sh\nold mode 100644\nnew mode 100755\n";
 
 fn write(text: &str, executable: Option<bool>) -> HookChange {
     HookChange::Write {
@@ -205,7 +212,6 @@ fn empty_files_are_created_and_deleted() {
     let create = "diff --git a/pkg/__init__.py b/pkg/__init__.py\nnew file mode 100644\nindex 0000000..e69de29\n";
     let path = Path::new("pkg/__init__.py");
     let patch = hook(Vec::new(), &[create]);
-    let absent = |_: &Path| Ok(FileInSource::Absent);
     let changes = apply(&patch, &absent).unwrap();
     assert_eq!(changes.files[path], write("", Some(false)));
     let empty = |_: &Path| Ok(file(b"", false));
@@ -226,35 +232,30 @@ fn empty_files_are_created_and_deleted() {
 #[test]
 fn a_later_patch_keeps_the_permission_of_an_earlier_one() {
     let create = "diff --git a/t.sh b/t.sh\nnew file mode 100755\nindex 0000000..1111111\n--- /dev/null\n+++ b/t.sh\n@@ -0,0 +1 @@\n+one\n";
-    let change = "diff --git a/t.sh b/t.sh\nindex 1111111..2222222 100755\n--- a/t.sh\n+++ b/t.sh\n@@ -1 +1 @@\n-one\n+two\n";
-    let set = "diff --git a/t.sh b/t.sh\nold mode 100644\nnew mode 100755\n";
-    let absent = |_: &Path| Ok(FileInSource::Absent);
     let plain = |_: &Path| Ok(file(b"one\n", false));
     let written = write("two\n", Some(true));
     let of = |patches: &[&str], read: &dyn Fn(&Path) -> Result<FileInSource>| {
         let mut changes = apply(&hook(Vec::new(), patches), read).unwrap();
         changes.files.remove(Path::new("t.sh")).unwrap()
     };
-    assert_eq!(of(&[create, change], &absent), written);
-    assert_eq!(of(&[set, change], &plain), written);
-    assert_eq!(of(&[&format!("{set}{change}")], &plain), written);
+    assert_eq!(of(&[create, CHANGE], &absent), written);
+    assert_eq!(of(&[SET, CHANGE], &plain), written);
+    assert_eq!(of(&[&format!("{SET}{CHANGE}")], &plain), written);
     // A change of the content alone does not set the permission.
-    assert_eq!(of(&[change], &plain), write("two\n", None));
+    assert_eq!(of(&[CHANGE], &plain), write("two\n", None));
 }
 
 #[test]
 fn the_permission_of_the_source_stays_until_a_patch_sets_it() {
-    let change = "diff --git a/t.sh b/t.sh\nindex 1111111..2222222 100755\n--- a/t.sh\n+++ b/t.sh\n@@ -1 +1 @@\n-one\n+two\n";
     let unset = "diff --git a/t.sh b/t.sh\nold mode 100755\nnew mode 100644\n";
-    let set = "diff --git a/t.sh b/t.sh\nold mode 100644\nnew mode 100755\n";
-    let both = unset.to_owned() + change.split_once('\n').unwrap().1;
+    let both = unset.to_owned() + CHANGE.split_once('\n').unwrap().1;
     let made = |patches: &[&str], text: &str, executable: bool| {
         let read = |_: &Path| Ok(file(text.as_bytes(), executable));
         apply(&hook(Vec::new(), patches), &read).unwrap()
     };
     let (one, two, path) = ("one\n", "two\n", Path::new("t.sh"));
-    let series = format!("{change}{unset}");
-    for patches in [&[change, unset][..], &[&series], &[&both], &[unset, change]] {
+    let series = format!("{CHANGE}{unset}");
+    for patches in [&[CHANGE, unset][..], &[&series], &[&both], &[unset, CHANGE]] {
         let changes = made(patches, one, true);
         assert_eq!(changes.already, Vec::<String>::new(), "{patches:?}");
         assert_eq!(changes.files[path], write(two, Some(false)));
@@ -262,7 +263,7 @@ fn the_permission_of_the_source_stays_until_a_patch_sets_it() {
         assert_eq!(changes.already.len(), patches.len(), "{patches:?}");
     }
     // An executable file already has the permission.
-    assert_eq!(made(&[change, set], one, true).already, ["1.patch"]);
+    assert_eq!(made(&[CHANGE, SET], one, true).already, ["1.patch"]);
     // The source has the new content, but not yet the permission.
     let changes = made(&[&both], two, true);
     assert_eq!(changes.files[path], write(two, Some(false)));
