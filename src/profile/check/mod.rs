@@ -46,8 +46,7 @@ pub(crate) fn finish(
     let steps = file.step.into_iter();
     let steps = steps.filter_map(|step| check.step(step, &volumes, &needed_by, choices));
     let steps = steps.collect();
-    let names = file.runtime_env.keys();
-    for name in names {
+    for name in file.runtime_env.keys() {
         check.accepted(&name.place, runtime_variable::check(name));
     }
     let runtime_env = check.env(file.runtime_env, LateReferences::Refuse);
@@ -195,14 +194,14 @@ impl Check<'_> {
     /// Checks the references of a value, and its meaning unless that depends on them.
     fn expandable(&mut self, text: &At<String>, meaning: impl Fn(&str) -> Result<(), Refused>) {
         self.text(text, LateReferences::Refuse);
-        let mut literal = String::new();
-        for piece in references::pieces(text) {
-            match piece {
-                TextPart::Literal(part) => literal.push_str(part),
-                TextPart::Reference(..) | TextPart::Unclosed(_) => return,
-            }
+        let literal = |part| match part {
+            TextPart::Literal(part) => Some(part),
+            TextPart::Reference(..) | TextPart::Unclosed(_) => None,
+        };
+        let parts = references::pieces(text).into_iter().map(literal);
+        if let Some(whole) = parts.collect::<Option<String>>() {
+            self.accepted(&text.place, meaning(&whole));
         }
-        self.accepted(&text.place, meaning(&literal));
     }
 
     /// Checks a value that must not contain references.
@@ -361,8 +360,7 @@ impl Check<'_> {
         for name in names {
             match self.target(&name) {
                 Some(target) if targets.contains(&target) => {
-                    let message = format!("duplicate target `{target}`");
-                    self.push(&name.place, message, "again");
+                    self.push(&name.place, format!("duplicate target `{target}`"), "again");
                 }
                 target => targets.extend(target),
             }

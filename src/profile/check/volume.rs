@@ -8,7 +8,6 @@ use crate::profile::file::{self, VolumeKind};
 use crate::profile::structure::shorten;
 use crate::profile::value::{self, Refused};
 use crate::profile::{Downloads, Volume, VolumeSource};
-use crate::sys::span::At;
 
 impl Check<'_> {
     pub(super) fn volumes(&mut self, written: Vec<file::Volume>, steps: &[file::Step]) -> Volumes {
@@ -35,11 +34,11 @@ impl Check<'_> {
 
     fn downloads(
         &mut self,
-        source: Option<At<String>>,
-        needed_by: Option<Vec<At<String>>>,
+        volume: &mut file::Volume,
         sources: &[String],
         steps: &[file::Step],
     ) -> Option<Downloads> {
+        let (source, needed_by) = (volume.downloads.take(), volume.needed_by.take());
         // An extending profile removes inherited downloads with an empty name.
         if source.as_ref().is_some_and(|source| source.is_empty()) {
             return None;
@@ -68,12 +67,7 @@ impl Check<'_> {
         steps: &[file::Step],
     ) -> Option<Volume> {
         self.refuse_keys_of_other_kinds(&volume);
-        let downloads = self.downloads(
-            volume.downloads.take(),
-            volume.needed_by.take(),
-            sources,
-            steps,
-        );
+        let downloads = self.downloads(&mut volume, sources, steps);
         let named = self.name("volume", &volume.name);
         let shown = shorten(&volume.name);
         let target = match &volume.target {
@@ -106,9 +100,7 @@ impl Check<'_> {
             locked: volume.locked.is_some_and(|at| at.value),
             downloads,
             disk,
-            access: volume
-                .access
-                .map_or_else(|| kind.default_access(), |at| at.value),
+            access: volume.access.map_or(kind.default_access(), |at| at.value),
         })
     }
 
