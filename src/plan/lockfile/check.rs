@@ -8,7 +8,7 @@ use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, 
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::{self, Pins};
-use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
+use crate::plan::resolve::{self, Spec, Step, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::address::{shown_value, without_login};
@@ -70,20 +70,11 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
         if locked != now {
             // The name of a parameter tells whether its value is secret.
             let shown = |value: &str| shown_value(what.trim_end_matches('`'), value);
+            let (was, is) = (shown(locked), shown(now));
             found.push(match (locked, now) {
-                ("", now) => format!(
-                    "{what} is not set in the lock file, but is `{}` here",
-                    shown(now)
-                ),
-                (locked, "") => format!(
-                    "{what} is `{}` in the lock file, but is not set here",
-                    shown(locked)
-                ),
-                _ => format!(
-                    "{what} is `{}` in the lock file, but `{}` here",
-                    shown(locked),
-                    shown(now)
-                ),
+                ("", _) => format!("{what} is not set in the lock file, but is `{is}` here"),
+                (_, "") => format!("{what} is `{was}` in the lock file, but is not set here"),
+                _ => format!("{what} is `{was}` in the lock file, but `{is}` here"),
             });
         }
     };
@@ -148,10 +139,9 @@ pub(crate) fn sources(lock: &Lockfile, volumes: &[resolve::Volume]) -> Vec<Strin
             ));
         }
     }
-    found.extend(
-        left.into_iter()
-            .map(|name| format!("source `{name}` is in the lock file, but not in the profile")),
-    );
+    let left = left.into_iter();
+    let gone = |name| format!("source `{name}` is in the lock file, but not in the profile");
+    found.extend(left.map(gone));
     found
 }
 
@@ -328,10 +318,8 @@ pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &ImageKey) -> Vec<S
         found.push(match steps.next() {
             None => format!("step `{name}` is in the lock file, but not in the env"),
             Some(step) if step.name != *name => {
-                format!(
-                    "step `{}` is in the place of the locked step `{name}`",
-                    step.name
-                )
+                let own = &step.name;
+                format!("step `{own}` is in the place of the locked step `{name}`")
             }
             Some(step) if comparable && step.key != locked.key => {
                 format!("step `{name}` differs from the lock file")
@@ -343,11 +331,8 @@ pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &ImageKey) -> Vec<S
         });
         return found;
     }
-    found.extend(
-        steps
-            .next()
-            .map(|step| format!("step `{}` is not in the lock file", step.name)),
-    );
+    let new = |step: &Step| format!("step `{}` is not in the lock file", step.name);
+    found.extend(steps.next().map(new));
     found
 }
 
@@ -430,19 +415,12 @@ mod tests {
         let mut now = lock.hooks.clone();
         assert!(hooks(&lock, &now).is_empty());
         now.insert("h".to_owned(), "0".to_owned());
-        assert_eq!(
-            one(&hooks(&lock, &now)),
-            "hook `h` differs from the lock file"
-        );
-        now.clear();
-        now.insert("i".to_owned(), "0".to_owned());
-        assert_eq!(
-            hooks(&lock, &now),
-            [
-                "hook `h` is in the lock file, but not in use",
-                "hook `i` is not in the lock file"
-            ]
-        );
+        let said = "hook `h` differs from the lock file";
+        assert_eq!(one(&hooks(&lock, &now)), said);
+        now = [("i".to_owned(), "0".to_owned())].into();
+        let gone = "hook `h` is in the lock file, but not in use";
+        let new = "hook `i` is not in the lock file";
+        assert_eq!(hooks(&lock, &now), [gone, new]);
     }
 
     #[test]
@@ -452,21 +430,17 @@ mod tests {
         // Values that were unknown when it was locked are not compared.
         let first = lock.step("z-first").unwrap();
         assert!(left(first, Some(&ArtifactFingerprints::none()), &first.pins).is_empty());
-        assert_eq!(
-            one(&left(first, None, &none)),
-            "`meson` of step `z-first` is 1.7.0 in the lock file, but nothing was installed"
-        );
+        let said = "`meson` of step `z-first` is 1.7.0 in the lock file, but nothing was installed";
+        assert_eq!(one(&left(first, None, &none)), said);
         let second = lock.step("a-second").unwrap();
         let mut prints = second.prints.as_ref().unwrap().fingerprints();
         assert_eq!(prints.artifacts["blas"], None);
         assert!(left(second, Some(&prints), &none).is_empty());
-        prints
-            .artifacts
-            .insert("blas".to_owned(), Some("0".to_owned()));
-        assert_eq!(
-            one(&left(second, Some(&prints), &none)),
-            "TheRock's fingerprint of `blas` after step `a-second` differs from the lock file"
-        );
+        let artifacts = &mut prints.artifacts;
+        artifacts.insert("blas".to_owned(), Some("0".to_owned()));
+        let said =
+            "TheRock's fingerprint of `blas` after step `a-second` differs from the lock file";
+        assert_eq!(one(&left(second, Some(&prints), &none)), said);
     }
 
     #[test]
@@ -474,9 +448,7 @@ mod tests {
         let many: Vec<String> = (0..7).map(|number| format!("d{number}")).collect();
         let error = drift(Path::new("p.lock"), &many, "rockenv lock p");
         assert_eq!(error.kind(), Kind::Drift);
-        assert_eq!(
-            error.message(),
-            "`p.lock` does not match: d0; d1; d2; d3; d4; and 2 more"
-        );
+        let said = "`p.lock` does not match: d0; d1; d2; d3; d4; and 2 more";
+        assert_eq!(error.message(), said);
     }
 }

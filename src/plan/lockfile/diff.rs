@@ -106,11 +106,9 @@ pub(crate) fn describe(changes: &[LockChange]) -> Vec<String> {
 /// Returns the changes from `a` to `b`, in the order of the file. Ignores facts about a machine.
 pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let pairs = |pairs: &[(&str, String)]| {
-        pairs
-            .iter()
-            .filter(|(_, value)| !value.is_empty())
-            .map(|(name, value)| ((*name).to_owned(), value.clone()))
-            .collect::<BTreeMap<_, _>>()
+        let pairs = pairs.iter().filter(|(_, value)| !value.is_empty());
+        let pairs = pairs.map(|(name, value)| ((*name).to_owned(), value.clone()));
+        pairs.collect::<BTreeMap<_, _>>()
     };
     let chosen = |lock: &Lockfile| {
         pairs(&[
@@ -250,30 +248,24 @@ mod tests {
         b.targets = vec!["gfx1201".to_owned()];
         b.params.clear();
         b.image.snapshot = None;
-        b.image
-            .packages
-            .insert("bash".to_owned(), "5.3-1 amd64".to_owned());
         b.image.packages.remove("zlib1g");
-        b.image
-            .packages
-            .insert("gcc".to_owned(), "15-1 amd64".to_owned());
+        for (name, version) in [("bash", "5.3-1 amd64"), ("gcc", "15-1 amd64")] {
+            let packages = &mut b.image.packages;
+            packages.insert(name.to_owned(), version.to_owned());
+        }
         let source = b.source.get_mut("therock").unwrap();
         source.commit = Some("c".repeat(40));
         source.rev = None;
-        source
-            .submodules
-            .insert("base/half".to_owned(), "d".repeat(40));
+        let half = source.submodules.get_mut("base/half").unwrap();
+        *half = "d".repeat(40);
         b.hooks.clear();
-        b.files
-            .get_mut("tarballs")
-            .unwrap()
-            .insert("new.tgz".to_owned(), CacheFile::Sha256("7".repeat(64)));
+        let tarballs = b.files.get_mut("tarballs").unwrap();
+        tarballs.insert("new.tgz".to_owned(), CacheFile::Sha256("7".repeat(64)));
         for step in &mut b.steps {
             step.key = format!("new {}", step.name).as_str().into();
         }
-        b.steps[0]
-            .parts
-            .insert("input therock".to_owned(), "0".repeat(12));
+        let parts = &mut b.steps[0].parts;
+        parts.insert("input therock".to_owned(), "0".repeat(12));
         assert_eq!(
             describe(&changes(&a, &b)),
             [
