@@ -67,7 +67,7 @@ fn hooks_are_left_out_or_refused() {
     };
     let only = |targets: &[&str]| HookFacts {
         applies: Applies {
-            targets: targets.iter().map(|name| at(name)).collect(),
+            targets: targets.iter().map(at).collect(),
             ..Applies::default()
         },
         ..fix("h")
