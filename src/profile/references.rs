@@ -132,13 +132,13 @@ impl Fault {
         let file = sources.file(place);
         let raw = file.text.get(file.bytes(place)).unwrap_or_default();
         // The raw TOML has the same references in the same order, unless they are spelled with escapes.
-        let ranges = pieces(raw).into_iter().filter_map(|piece| match piece {
+        let mut ranges = pieces(raw).into_iter().filter_map(|piece| match piece {
             TextPart::Reference(_, range) | TextPart::Unclosed(range) => Some(range),
             TextPart::Literal(_) => None,
         });
         // Every range begins with `${`, the reference of an unclosed one.
         let is_it = |range: &Range<usize>| raw[range.clone()].starts_with(&self.reference);
-        let reference = ranges.skip(self.index).next().filter(is_it);
+        let reference = ranges.nth(self.index).filter(is_it);
         let exact = reference.map(|range| place.start + range.start..place.start + range.end);
         let problem = Problem::new(exact.as_ref().unwrap_or(place), self.message, "here");
         Problem {
