@@ -87,12 +87,9 @@ impl<'s> Walk<'s> {
             self.report(place, message, "has a NUL", None);
             return false;
         }
-        let Some(known) = constants(schema) else {
+        let Some(known) = constants(schema).filter(|known| !known.contains(&text)) else {
             return true;
         };
-        if known.contains(&text) {
-            return true;
-        }
         let all = format!("one of {}", list(&known));
         let help = suggest::help(text, known.iter().copied(), &all);
         let message = format!("`{name}` cannot be `{}`", shorten(text));
@@ -250,28 +247,21 @@ fn elsewhere(key: &str) -> Option<&'static str> {
         ("Volume", "a [[volume]]"),
         ("Component", "a [[component]]"),
     ];
-    let holds = |definition: &str| {
-        SCHEMA
-            .pointer(&format!("/$defs/{definition}/properties/{key}"))
-            .is_some()
-    };
-    tables
-        .into_iter()
-        .find(|(definition, _)| holds(definition))
-        .map(|(_, table)| table)
+    let mut tables = tables.into_iter();
+    let found = tables.find(|(definition, _)| {
+        let place = format!("/$defs/{definition}/properties/{key}");
+        SCHEMA.pointer(&place).is_some()
+    });
+    Some(found?.1)
 }
 
 /// Returns what to write instead of a number; a size needs a unit too.
 fn quoted(name: &str, number: &str) -> String {
-    match name {
-        "disk" | "disk-floor" | "log-max" | "max" | "memory" | "min-free" => {
-            format!("write `\"{number}G\"`")
-        }
-        name if name.starts_with("memory-") || name.starts_with("keep-at-") => {
-            format!("write `\"{number}G\"`")
-        }
-        _ => format!("write `\"{number}\"`"),
-    }
+    let sizes = ["disk", "disk-floor", "log-max", "max", "memory", "min-free"];
+    let mut groups = ["memory-", "keep-at-"].into_iter();
+    let is_size = sizes.contains(&name) || groups.any(|group| name.starts_with(group));
+    let unit = if is_size { "G" } else { "" };
+    format!("write `\"{number}{unit}\"`")
 }
 
 /// Returns the types that a schema allows, in TOML's terms.

@@ -187,15 +187,13 @@ pub(crate) fn memory_max(text: &str) -> Result<Amount> {
 
 /// Parses targets separated by `;`, possibly none.
 pub(crate) fn targets(text: &str) -> Result<Vec<Target>> {
-    text.split(';')
-        .filter(|name| !name.is_empty())
-        .map(|name| {
-            Target::parse(name).map_err(|_| {
-                Refused::new(format!("unknown target `{}`", shorten(name)))
-                    .help(Target::advice(name))
-            })
-        })
-        .collect()
+    let names = text.split(';').filter(|name| !name.is_empty());
+    names.map(target).collect()
+}
+
+pub(crate) fn target(name: &str) -> Result<Target> {
+    let refused = || Refused::new(format!("unknown target `{}`", shorten(name)));
+    Target::parse(name).map_err(|_| refused().help(Target::advice(name)))
 }
 
 /// Parses a duration: `90s`, `10m`, `2h 30m`, `1d`.

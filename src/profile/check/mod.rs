@@ -370,17 +370,9 @@ impl Check<'_> {
     }
 
     fn target(&mut self, name: &At<String>) -> Option<Target> {
-        let target = Target::parse(name).ok();
-        if target.is_none() {
-            let message = format!("unknown target `{}`", shorten(name));
-            self.push_help(
-                &name.place,
-                message,
-                "not in the table",
-                Target::advice(name),
-            );
-        }
-        target
+        let refused = |refused| Problem::refused(&name.place, refused, "not in the table");
+        let target = value::target(name).map_err(refused);
+        target.map_err(|problem| self.problems.push(problem)).ok()
     }
 
     fn components(
