@@ -121,6 +121,7 @@ pub(super) fn decompressed<T>(
     })
 }
 
+/// Returns an error of the archive itself.
 fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }

@@ -38,6 +38,7 @@ use crate::ui::size;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Import<'a> {
     pub store: &'a Store,
+    /// The owner of build volumes.
     pub user: &'a BuildUser,
     /// The service that keeps the trees of steps in place of the store.
     pub service: Option<&'a Service>,

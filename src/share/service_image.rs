@@ -88,6 +88,7 @@ impl ServiceImage {
     }
 }
 
+/// A layer on its way from the service.
 struct Package {
     diff_id: String,
     pieces: Pieces,
@@ -211,8 +212,10 @@ fn read(
 
 /// A pulled layer, to be unpacked at a service.
 pub(super) struct Arrived<'a> {
+    /// Directory of the layer in the store.
     pub(super) directory: &'a Path,
     pub(super) tree: &'a TreeId,
+    /// The image below it.
     pub(super) below: String,
     pub(super) archive: &'a Path,
     pub(super) blob: &'a Blob,

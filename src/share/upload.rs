@@ -37,11 +37,13 @@ pub(super) struct Sent {
     pub(super) left_out: u64,
 }
 
+/// The writing end of a layer's stream.
 pub(super) struct Chunked {
     sender: Sender<io::Result<Bytes>>,
     threads: usize,
 }
 
+/// The reading end of a layer's stream.
 pub(super) type Pieces = Receiver<io::Result<Bytes>>;
 
 type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;

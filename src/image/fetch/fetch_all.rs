@@ -19,6 +19,7 @@ use crate::sys::error::{Error, Kind, Result};
 const PARALLEL: usize = 6;
 /// Maximum size of source code, in bytes.
 const LARGEST: u64 = 4 << 30;
+/// Longest wait for a server that is overloaded.
 const LONGEST: Duration = Duration::from_secs(4);
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -103,6 +103,7 @@ fn refuse_larger(limits: &Limits, new: &Path, old: Option<&Path>) -> Result<()> 
     }
 }
 
+/// A file with hard links in the new tree.
 struct Group {
     /// Inode of the file in the old tree, if it exists there.
     old: Option<u64>,

@@ -38,6 +38,7 @@ pub struct Limits {
     pub path: usize,
     /// Decompressed size over compressed size.
     pub ratio: u64,
+    /// Decompressed size in bytes.
     pub unpacked: u64,
 }
 
@@ -74,6 +75,7 @@ impl Limits {
 /// Which device nodes are made. Engines provide `/dev`, so an image needs no device nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
+    /// Skip and report each device node.
     Skip,
     /// Make all, except the character device 0:0, which marks a deleted file for overlayfs.
     Make,

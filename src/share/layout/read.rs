@@ -82,6 +82,7 @@ impl Layout {
         Ok(document)
     }
 
+    /// Returns the place of a layer in the layout, after checking its hash.
     pub(in crate::share) async fn layer(
         &self,
         layer: &Blob,
