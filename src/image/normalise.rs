@@ -198,9 +198,10 @@ fn clamp(directory: BorrowedFd<'_>, time: &TimeSpec) -> Result<()> {
 }
 
 fn clamp_one(directory: BorrowedFd<'_>, name: &[u8], time: &TimeSpec) -> Result<()> {
-    let shown = String::from_utf8_lossy(name);
-    beneath::set_mtime(directory, name, time)
-        .context(|| format!("cannot set the time of `{shown}` in the image"))
+    beneath::set_mtime(directory, name, time).context(|| {
+        let name = String::from_utf8_lossy(name);
+        format!("cannot set the time of `{name}` in the image")
+    })
 }
 
 #[cfg(test)]

@@ -190,8 +190,8 @@ pub(crate) fn set_mtime<P: ?Sized + NixPath>(
     name: &P,
     mtime: &TimeSpec,
 ) -> nix::Result<()> {
-    let follow = UtimensatFlags::NoFollowSymlink;
-    utimensat(parent, name, &TimeSpec::UTIME_OMIT, mtime, follow)
+    let link_itself = UtimensatFlags::NoFollowSymlink;
+    utimensat(parent, name, &TimeSpec::UTIME_OMIT, mtime, link_itself)
 }
 
 pub(crate) fn kind(stat: &FileStat) -> SFlag {

@@ -200,7 +200,7 @@ pub(crate) async fn until_set(flag: &AtomicBool) {
 /// Returns an HTTP client. It honours the user's proxy variables, except for servers that are `local`: a proxy would
 /// look for them on its own machine, and get passwords that are only sent to this one.
 pub(super) fn client(https_only: bool, local: bool) -> Result<reqwest::Client> {
-    made(https_only, local, |builder| {
+    client_with(https_only, local, |builder| {
         builder.read_timeout(patience())
     })
 }
@@ -208,12 +208,12 @@ pub(super) fn client(https_only: bool, local: bool) -> Result<reqwest::Client> {
 /// Returns a client for uploads. It has no read timeout: nothing arrives until everything is sent, and a server with a
 /// busy disk may accept nothing for a while.
 pub(super) fn upload_client(https_only: bool, local: bool) -> Result<reqwest::Client> {
-    made(https_only, local, |builder| {
+    client_with(https_only, local, |builder| {
         builder.tcp_user_timeout(long_patience())
     })
 }
 
-fn made(
+fn client_with(
     https_only: bool,
     local: bool,
     with: impl FnOnce(ClientBuilder) -> ClientBuilder,

@@ -133,7 +133,8 @@ fn refused(line: &str) -> Option<&str> {
     })?;
     // mmdebstrap's own messages are never the cause.
     let mut own = ["apt", "mmdebstrap", "setup"].iter();
-    (!own.any(|own| said.starts_with(own))).then_some(said)
+    let is_own = own.any(|begin| said.starts_with(begin));
+    (!is_own).then_some(said)
 }
 
 fn explain(name: &str, refusal: &str, error: Error) -> Error {
