@@ -68,7 +68,7 @@ impl<T> Read<T> {
     }
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Inventory {
     pub root: PathBuf,
     pub method: Method,
@@ -184,7 +184,19 @@ impl Store {
             owner: nix::unistd::geteuid().as_raw(),
             directories: directories(root),
             obstacles: Obstacle::all(root)?,
-            ..Inventory::default()
+            envs: BTreeMap::new(),
+            layers: BTreeMap::new(),
+            images: BTreeMap::new(),
+            references: BTreeMap::new(),
+            image_work: Vec::new(),
+            volumes: BTreeSet::new(),
+            partial_sources: Vec::new(),
+            trash: None,
+            foreign: Vec::new(),
+            set_aside: Vec::new(),
+            rest: Vec::new(),
+            containers: Vec::new(),
+            trees: BTreeSet::new(),
         };
         if !inventory.obstacles.is_empty() {
             return Ok(inventory);
