@@ -35,6 +35,7 @@ impl StoreCache {
     }
 }
 
+/// ccache's file of statistics.
 const STATS: &str = "stats";
 /// Maximum number of bytes read from it: ccache writes some hundred.
 const LARGEST: u64 = 64 << 10;

@@ -73,7 +73,9 @@ pub struct Config {
     pub ssh: Vec<String>,
     pub jobs: Option<u32>,
     pub idle: Duration,
+    /// In bytes.
     pub disk_floor: u64,
+    /// In bytes.
     pub log_max: u64,
     pub http_timeout: Option<Duration>,
     pub ninja: Option<PathBuf>,

@@ -94,6 +94,7 @@ fn build_tree_bytes(project: &Path) -> u64 {
 }
 
 impl LockedEnv<'_> {
+    /// Removes a sub-project, if it still may be removed.
     pub(super) fn prune_build_tree(&mut self, volume: &str, project: &str) -> Result<Removal> {
         let record = self.known_record()?;
         if !record.complete {

@@ -48,6 +48,7 @@ struct Decider {
     units: Vec<Unit>,
     /// All units, children before their parents.
     order: Vec<usize>,
+    /// The children of each unit.
     above: Vec<Vec<usize>>,
     gone: Vec<bool>,
     /// Number of remaining children of each unit.

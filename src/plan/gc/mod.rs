@@ -247,6 +247,7 @@ pub(crate) struct GcItem {
     /// Time to rebuild it, in milliseconds.
     pub rebuild_ms: u64,
     pub rule: Rule,
+    /// As a sentence.
     pub reason: String,
 }
 

@@ -150,7 +150,7 @@ impl Settings {
         self.set(name).cloned().or_else(|| self.first(pick))
     }
 
-    /// Returns the file that a variable names, or else the one that the first configuration file names.
+    /// Returns the path that a variable names, or else that of the first configuration file that names one.
     pub(super) fn named_path(
         &self,
         name: &str,

@@ -48,7 +48,7 @@ fn of(environment: BTreeMap<String, String>, working: &Path) -> Result<Config> {
     invalid.pop().map_or(Ok(config), Err)
 }
 
-/// Makes a working directory and a user's configuration file. Returns the variables too.
+/// Makes a working directory and a user's configuration file. Also returns the variables.
 fn place(variables: &[(&str, &str)], file: &str) -> (tempfile::TempDir, BTreeMap<String, String>) {
     let directory = tempfile::tempdir().unwrap();
     let user = directory.path().join("user");

@@ -238,6 +238,7 @@ pub(super) fn remembered(
 /// A difference from a commit.
 #[derive(Debug, PartialEq, Eq)]
 struct Change<'a> {
+    /// A file, or a submodule.
     path: &'a [u8],
     /// It is untracked, or contains untracked files.
     untracked: bool,
@@ -267,6 +268,7 @@ fn changes(status: &[u8]) -> Vec<Change<'_>> {
     changes
 }
 
+/// An entry of the index.
 struct Listed<'a> {
     /// `H`, or another letter if git does not compare the entry with the file.
     tag: u8,

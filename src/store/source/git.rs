@@ -93,6 +93,7 @@ pub(super) fn keeps_modes(directory: &Path) -> bool {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rights {
+    /// Those of this process.
     Own,
     /// Those of the build user, with the caller's variables: if the build user is the caller, and for clones, which
     /// need the caller's proxies.

@@ -38,6 +38,7 @@ const GIT_OWN: [&[u8]; 8] = [
 const SHARED_INDEX: &[u8] = b"sharedindex.";
 /// Location of the git directories of submodules.
 const MODULES: &[u8] = b".git/modules/";
+/// Buffer size of one listing call.
 const LISTING: usize = 64 * 1024;
 const MOST_THREADS: usize = 8;
 /// Number of directories that a thread takes at a time.

@@ -120,6 +120,7 @@ pub(crate) struct UsageReport {
     pub extents: bool,
     /// Files without information about sharing or compression: their sizes are upper bounds.
     pub unshared: u64,
+    /// Unreadable paths: sizes are lower bounds.
     pub unreadable: u64,
     /// The first unreadable paths, with their errors.
     pub problems: Vec<String>,

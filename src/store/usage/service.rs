@@ -30,7 +30,7 @@ pub(crate) struct Held {
     pub total: u64,
 }
 
-/// Asks the services of a store's envs, layers and images. Returns those that do not answer too, and why.
+/// Asks the services of a store's envs, layers and images. Also returns those that do not answer, and why.
 pub(super) fn holdings(
     store: &Store,
     envs: &[(String, Record)],
