@@ -12,6 +12,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::names;
+use super::history::History;
 use super::layer::{Layer, boot_id};
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Frozen, ObjectFilter, Service};
@@ -149,6 +150,7 @@ impl LockedEnv<'_> {
                     image: frozen.image,
                 }),
                 // The image is complete only if the step's history is clean.
+                history: History::Clean,
                 ..Layer::new(id, image, (*name).to_owned(), created)
             };
             // Under the lock, no other command can have made this layer.
