@@ -241,7 +241,8 @@ impl LockedEnv<'_> {
         self.commit(record)
     }
 
-    /// Ends running processes, finishes the journal, and discards unnamed data, or the env if its command is gone.
+    /// Ends running processes, finishes the journal, and discards data that the record does not name. Discards the
+    /// whole env if its owning command is gone.
     fn recover(&mut self) -> Result<()> {
         let ended = ContainerRecord::recover(&self.run_dir())?;
         self.apply_journal(ended.is_some())?;
@@ -303,7 +304,7 @@ impl LockedEnv<'_> {
             }
         }
         self.remove_strays()?;
-        // What a killed command did not finish writing, and a running `join_attempt`, which expects that.
+        // Files that a killed command did not finish writing, and those of a running `join_attempt`, which expects it.
         for name in names(&self.directory)? {
             if name.starts_with(atomic::PREFIX) {
                 self.store.discard(&self.directory.join(name))?;
@@ -353,7 +354,8 @@ impl LockedEnv<'_> {
         self.store.tree_dir(&self.name, tree)
     }
 
-    /// Creates a live tree on `layer`, not in the record. At a service, the first command on it makes its container.
+    /// Creates a live tree on `layer` without adding it to the record. At a service, it becomes a container once a
+    /// command runs on it.
     pub fn checkout_tree(&self, layer: Option<&LayerId>) -> Result<TreeId> {
         let record = self.known_record()?;
         let (store, id) = (self.store, TreeId::try_from(random_id()?)?);

@@ -406,7 +406,8 @@ mod tests {
         fs::create_dir_all(work.join("root")).unwrap();
         store.publish_image(&work, &image).unwrap();
         assert_eq!(names(&place).unwrap(), ["image.json", "root"]);
-        // A killed removal leaves the tree and a mark, `gone.json`, with which a new image could pass for a rest.
+        // A removal that was killed early leaves the tree and its mark, `gone.json`. A new image with this mark could
+        // be taken for the rest of a removal.
         fs::rename(place.join("image.json"), place.join("gone.json")).unwrap();
         fs::create_dir_all(work.join("root")).unwrap();
         store.publish_image(&work, &image).unwrap();

@@ -166,7 +166,8 @@ impl Lock {
     }
 }
 
-/// Takes a lock. While that fails, calls `waits`, whose error ends the wait, and pauses for some milliseconds.
+/// Takes a lock. While another process holds it, calls `waits`, whose error ends the wait, and pauses for some
+/// milliseconds.
 fn retry<T>(
     mut take: impl FnMut() -> Result<Option<T>>,
     pause: u64,
@@ -181,7 +182,7 @@ fn retry<T>(
     }
 }
 
-/// Tells the user of the wait for a lock, and ends it after `wait`.
+/// Returns a function for [`retry`] that tells the user of the wait, and ends it after `wait`.
 fn until(path: &Path, what: &str, wait: Duration) -> impl FnMut() -> Result<()> {
     let deadline = Instant::now() + wait;
     let mut wait = Wait::begin();
@@ -286,7 +287,8 @@ pub(super) fn read_only(path: &Path, error: std::io::Error) -> Error {
 
 /// Describes the process that holds a lock, or else the last one that took it exclusively, for messages.
 ///
-/// An env's lock is never shared, so the list of locks is not read for it: that takes up to 15 ms, longer than `exec`.
+/// An env's lock is never shared, so the list of locks is not read for it: that takes the kernel up to 15 ms, longer
+/// than an `exec` in a running container.
 fn holder_named(path: &Path) -> String {
     if env_of(path).is_none()
         && holder(path).is_none()

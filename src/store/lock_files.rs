@@ -149,7 +149,8 @@ impl Store {
         atomic::write_json(&place, &known)
     }
 
-    /// Returns the objects that known lock files name. An unreadable or unreachable file names what it last named.
+    /// Returns the objects that known lock files name. A removed file names nothing. An unreadable or unreachable
+    /// file names what it named when last seen.
     pub fn locked(&self) -> Result<Locked> {
         let mut locked = Locked::default();
         let directory = self.root.join("locks");

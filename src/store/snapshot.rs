@@ -225,7 +225,8 @@ impl LockedEnv<'_> {
             record.snapshots.retain(|known| known.name != snapshot.name);
             record.snapshots.push(snapshot);
         }
-        // Locked only after volumes are copied. No command deletes the layer before the record names it.
+        // Locked only now, because copying volumes takes longer. Under the lock, no command deletes the layer before
+        // the record names it.
         let shared = self.store.lock_shared()?;
         self.store.layer(layer)?.ok_or_else(removed)?;
         self.commit(record)?;
