@@ -59,15 +59,16 @@ fn is_changed_since(directory: &Path, since: &Moment) -> bool {
 impl Store {
     /// Returns whether a `shell --failed` command changed the tree of an env's failed step, or may have changed it.
     pub(super) fn is_failed_edited(&self, env: &EnvName, record: &Record) -> bool {
-        let failed = record.failed.as_ref();
-        let Some((failed, since)) =
-            failed.and_then(|failed| Some((failed, failed.shown.as_ref()?)))
-        else {
+        let Some(failed) = &record.failed else {
             return false;
         };
         let directory = self.tree_files(&self.tree_dir(env, &failed.tree));
         // At a service, the step's own changes hide those of a command.
-        record.service.is_some() || !since.is_comparable() || is_changed_since(&directory, since)
+        failed.shown.as_ref().is_some_and(|since| {
+            record.service.is_some()
+                || !since.is_comparable()
+                || is_changed_since(&directory, since)
+        })
     }
 
     /// Returns the filled build volumes that `exec` or `shell` commands may have changed since a step ran on them.
