@@ -338,11 +338,13 @@ fn lock_file(device: u64, inode: u64) -> PathBuf {
 
 /// Returns whether a recorded path is the one that its numbers produce: rockenv removes this file.
 fn is_tree_lock(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str());
-    let numbers = name.and_then(|name| name.strip_prefix("inode-")?.split_once(':'));
-    let lock = numbers
-        .and_then(|(device, inode)| Some(lock_file(device.parse().ok()?, inode.parse().ok()?)));
-    lock.as_deref() == Some(path)
+    let lock = || {
+        let name = path.file_name()?.to_str()?;
+        let (device, inode) = name.strip_prefix("inode-")?.split_once(':')?;
+        Some(lock_file(device.parse().ok()?, inode.parse().ok()?))
+    };
+    // Paths that differ in slashes are equal, so the text is compared.
+    lock().is_some_and(|lock| lock.as_os_str() == path.as_os_str())
 }
 
 /// The leftovers of a container whose holder was killed.

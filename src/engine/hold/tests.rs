@@ -33,6 +33,7 @@ fn a_record_names_no_file_but_a_lock_of_nspawn() {
     for (lock, fits) in [
         ("/run/systemd/nspawn/locks/inode-1:2", true),
         ("/run/systemd/nspawn/locks/inode-01:2", false),
+        ("/run/systemd/nspawn/locks/inode-1:2/", false),
         ("/run/systemd/nspawn/locks/../inode-1:2", false),
         ("/etc/passwd", false),
     ] {
