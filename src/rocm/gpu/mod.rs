@@ -235,7 +235,8 @@ impl Grant {
 }
 
 /// A host device node in a container, as it was when the container was defined.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 pub struct Device {
     /// Absolute path in the container.
     pub path: String,
