@@ -1,4 +1,4 @@
-//! Owns outcomes: of one run of a step, with its message and its record, and of a whole execution.
+//! Owns outcomes: of one run of a step, with its message, its record and its row of metrics, and of a whole execution.
 
 use std::path::PathBuf;
 

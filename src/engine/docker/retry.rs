@@ -8,12 +8,12 @@ use bollard::errors::Error as Refusal;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
-/// Number of periods of `patience` that a service may stay silent: ten minutes in all. A service that is still working
-/// refuses to begin the same work again.
+/// Number of periods of `patience` that a service may stay silent: ten minutes with [`PATIENCE`](super::PATIENCE). A
+/// service that is still working refuses to begin the same work again.
 const SILENCE: u32 = 60;
 
-/// Sends a request until one is answered. `is_under_way` recognizes the refusal of work in progress; `look` then checks
-/// whether the work is done.
+/// Sends a request until one is answered; after `patience`, a second one may be on the way. `is_under_way` recognizes
+/// the refusal of work in progress; `look` then checks whether the work is done.
 pub(super) async fn retry<T, F: Future<Output = Result<T, Refusal>>>(
     patience: Duration,
     request: impl Fn() -> F,
