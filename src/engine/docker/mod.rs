@@ -409,7 +409,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Serves one request after another at a socket: checks for a part of it, and answers with a status and a body.
+    /// Serves one request after another at a socket: each must contain a text, and gets a status and a body.
     pub(in crate::engine) fn serve<const N: usize>(
         socket: &Path,
         answers: [(&'static str, &'static str, &'static str); N],

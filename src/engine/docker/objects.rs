@@ -462,10 +462,8 @@ mod tests {
         // As Docker 29 lists an image.
         let images = r#"[{"Containers":0,"Created":0,"Id":"sha256:aa","Labels":null,"ParentId":"","RepoDigests":[],
             "RepoTags":["rockenv/image-a:latest"],"SharedSize":-1,"Size":7,"Descriptor":{"digest":"sha256:aa"}}]"#;
-        serve(
-            &socket,
-            [("/_ping", "200 OK", ""), ("reference", "200 OK", images)],
-        );
+        let answers = [("/_ping", "200 OK", ""), ("reference", "200 OK", images)];
+        serve(&socket, answers);
         let sizes = Service::connect(&socket).unwrap().listed_sizes().unwrap();
         assert_eq!(sizes, HashMap::from([("sha256:aa".to_owned(), 7)]));
     }
