@@ -37,7 +37,7 @@ impl Refused {
 
 type Result<T> = std::result::Result<T, Refused>;
 
-fn unless(is_bad: bool, refused: impl FnOnce() -> Refused) -> Result<()> {
+fn refuse_if(is_bad: bool, refused: impl FnOnce() -> Refused) -> Result<()> {
     match is_bad {
         true => Err(refused()),
         false => Ok(()),
@@ -53,7 +53,7 @@ fn bad(what: &str, text: &str, help: &str) -> Refused {
 ///
 /// The same rule everywhere: such a name becomes a file name, a label and part of a command line.
 pub(crate) fn name(what: &str, text: &str) -> Result<()> {
-    unless(!is_short_name(text), || bad_name(what, text))
+    refuse_if(!is_short_name(text), || bad_name(what, text))
 }
 
 pub(crate) fn step_name(text: &str) -> Result<StepName> {
@@ -72,7 +72,7 @@ pub(crate) fn project(what: &str, text: &str) -> Result<()> {
 
 pub(crate) fn variable(text: &str) -> Result<()> {
     let rule = "letters, digits and `_`, not starting with a digit";
-    unless(!is_variable_name(text), || bad("variable name", text, rule))
+    refuse_if(!is_variable_name(text), || bad("variable name", text, rule))
 }
 
 /// The largest size, in bytes.
@@ -262,7 +262,7 @@ pub(crate) fn inside(text: &str) -> Result<()> {
         }
     }
     let normal = format!("/{}", parts.join("/"));
-    unless(normal != text, || {
+    refuse_if(normal != text, || {
         let refused = Refused::new(format!("`{shown}` is not a normal path"));
         refused.help(format!("write `{}`", shorten(&normal)))
     })
@@ -271,7 +271,7 @@ pub(crate) fn inside(text: &str) -> Result<()> {
 /// Checks a path to export: its last part is its name in the volume.
 pub(crate) fn exported(text: &str) -> Result<()> {
     inside(text)?;
-    unless(text == "/", || {
+    refuse_if(text == "/", || {
         Refused::new("`/` has no name to be exported under")
             .help("export a file or directory in it, such as `/opt/rocm`")
     })
@@ -284,7 +284,7 @@ pub(crate) fn destination(text: &str) -> Result<()> {
     let engines = ["/proc", "/sys", "/dev", "/run/rockenv", "/var/run/rockenv"];
     let taken = engines.iter().any(|dir| Path::new(text).starts_with(dir))
         || matches!(text, "/" | "/run" | "/var/run" | "/tmp");
-    unless(taken, || {
+    refuse_if(taken, || {
         Refused::new(format!("`{}` belongs to the engine", shorten(text))).help(
             "not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`",
         )
@@ -297,7 +297,7 @@ pub(crate) fn mount_point(text: &str) -> Result<()> {
     destination(text)?;
     let images =
         "/bin /etc /lib /lib64 /sbin /usr /usr/bin /usr/lib /usr/lib64 /usr/sbin /var /var/tmp";
-    unless(images.split(' ').any(|directory| directory == text), || {
+    refuse_if(images.split(' ').any(|directory| directory == text), || {
         Refused::new(format!("`{text}` belongs to the image"))
             .help("mount the volume in a directory of its own, such as `/project/src`")
     })
@@ -322,7 +322,7 @@ pub(crate) fn below(text: &str, directory: &str, example: &str) -> Result<()> {
         return Err(Refused::new(format!("`{shown}` leaves {directory}")).help(advice));
     }
     let is_odd = text.split('/').any(|part| matches!(part, "" | "."));
-    unless(is_odd, || {
+    refuse_if(is_odd, || {
         Refused::new(format!("`{shown}` is not a normal path")).help(advice)
     })
 }
@@ -349,7 +349,7 @@ pub(crate) fn git_url(text: &str) -> Result<()> {
         let in_shell = |c: char| "%'`\"$\\;&<>|(){}".contains(c);
         let in_shell = text.starts_with("ssh:") && decoded.contains(in_shell);
         let is_option = named.starts_with('-') || host.starts_with('-');
-        return unless(named.is_empty() || is_option || in_shell, bad);
+        return refuse_if(named.is_empty() || is_option || in_shell, bad);
     }
     if text.starts_with("file:///") {
         return Ok(());
@@ -361,7 +361,7 @@ pub(crate) fn git_url(text: &str) -> Result<()> {
         !text.starts_with('-') && !text.is_empty() && text.chars().all(fine)
     };
     let is_good = word(user) && word(host) && !path.is_empty() && !path.starts_with(':');
-    unless(!is_good, bad)
+    refuse_if(!is_good, bad)
 }
 
 /// Checks a git revision: nothing that git could read as an option or a range.
@@ -371,14 +371,14 @@ pub(crate) fn git_rev(text: &str) -> Result<()> {
     };
     let is_range = text.contains("..") || text.contains("@{");
     let is_bad = text.is_empty() || text.starts_with('-') || is_range || text.contains(odd);
-    unless(is_bad, || bad("revision", text, "a commit, tag or branch"))
+    refuse_if(is_bad, || bad("revision", text, "a commit, tag or branch"))
 }
 
 /// Checks a package name in the form of package managers, with its version or architecture.
 pub(crate) fn package(text: &str) -> Result<()> {
     let odd = |letter: char| letter.is_control() || letter.is_whitespace();
     let is_bad = text.is_empty() || text.starts_with('-') || text.contains(odd);
-    unless(is_bad, || {
+    refuse_if(is_bad, || {
         bad("package name", text, "one package for each entry")
     })
 }
