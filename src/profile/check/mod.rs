@@ -102,7 +102,13 @@ impl Check<'_> {
         self.problems.push(Problem::new(place, message, label));
     }
 
-    fn push_help(&mut self, place: &Place, message: String, label: &str, help: impl Into<String>) {
+    fn push_help(
+        &mut self,
+        place: &Place,
+        message: impl Into<String>,
+        label: &str,
+        help: impl Into<String>,
+    ) {
         let problem = Problem::new(place, message, label);
         self.problems.push(problem.help(help));
     }
@@ -236,7 +242,7 @@ impl Check<'_> {
 
     fn param_value(&mut self, value: &At<String>) {
         if value.contains("${") {
-            let message = "a parameter's value is not expanded".to_owned();
+            let message = "a parameter's value is not expanded";
             let help = "put the reference where the parameter is used";
             self.push_help(&value.place, message, "here", help);
         }

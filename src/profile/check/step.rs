@@ -171,7 +171,7 @@ impl Check<'_> {
         };
         let program = shell.value.first();
         if !program.is_some_and(|program| program.starts_with('/')) {
-            let message = "a shell starts with the absolute path of a program".to_owned();
+            let message = "a shell starts with the absolute path of a program";
             let help = "such as [\"/bin/bash\", \"-euo\", \"pipefail\", \"-c\"]";
             self.push_help(&shell.place, message, "here", help);
         }

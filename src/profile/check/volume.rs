@@ -133,8 +133,7 @@ impl Check<'_> {
             return;
         };
         if self.sources.file(&disk.place).start == self.sources.file(&path.place).start {
-            let message =
-                "`disk` has no effect on a `source` or `host` volume with `path`".to_owned();
+            let message = "`disk` has no effect on a `source` or `host` volume with `path`";
             let help = "`disk` in [resources] is what `up` requires in the store";
             self.push_help(&disk.place, message, "remove it", help);
         }
@@ -195,8 +194,7 @@ impl Check<'_> {
             }
             (VolumeKind::Build | VolumeKind::Cache, Some(path), None) => {
                 let help = "rockenv keeps this kind in its store; a directory of your own is `kind = \"host\"`";
-                let message =
-                    "`path` is for volumes of kind `source`, `output` and `host`".to_owned();
+                let message = "`path` is for volumes of kind `source`, `output` and `host`";
                 self.push_help(&path.place, message, "here", help);
                 None
             }
