@@ -328,11 +328,11 @@ impl<'a> Resolver<'a> {
     fn unmet(&self, when: &When) -> Option<String> {
         let (targets, chosen) = (&self.scope.targets, &self.chosen);
         let is_in = |family: &str| targets.iter().any(|target| target.is_in(family));
-        if let Some(families) = misses(&when.family, is_in) {
+        if let Some(families) = misses(when.family.as_deref(), is_in) {
             return Some(not_for(families, targets));
         }
         let is_one = |name: &str| targets.iter().any(|target| target.name() == name);
-        if let Some(wanted) = misses(&when.target, is_one) {
+        if let Some(wanted) = misses(when.target.as_deref(), is_one) {
             return Some(not_for(wanted, targets));
         }
         let engine = self.inputs.engine;
@@ -343,11 +343,12 @@ impl<'a> Resolver<'a> {
             let engines = engines.join(", ");
             return Some(format!("only with {engines}, not with {engine}"));
         }
-        if let Some(variants) = misses(&when.variant, |name| Some(name) == chosen.variant) {
+        let is_variant = |name: &str| Some(name) == chosen.variant;
+        if let Some(variants) = misses(when.variant.as_deref(), is_variant) {
             let (variants, own) = (joined(variants), chosen.variant.unwrap_or("none"));
             return Some(format!("only in variant {variants}, not in {own}"));
         }
-        let from = misses(&when.from, |name| name == chosen.from)?;
+        let from = misses(when.from.as_deref(), |name| name == chosen.from)?;
         Some(format!(
             "only from {}, not from {}",
             joined(from),
@@ -416,7 +417,7 @@ impl<'a> Resolver<'a> {
                 })
             }
             profile::Action::Packages(packages) => {
-                // Not one by one: each package with a problem is reported.
+                // Every package is checked first, so that each problem is reported.
                 let packages = packages.iter();
                 let packages: Vec<_> = packages
                     .map(|name| self.text(name, value::package))
@@ -456,9 +457,7 @@ impl<'a> Resolver<'a> {
 }
 
 /// Returns the names of a condition if it has some, and none of them `holds`.
-#[expect(clippy::ref_option, reason = "a field of `When`")]
-fn misses(names: &Option<Vec<At<String>>>, holds: impl Fn(&str) -> bool) -> Option<&[At<String>]> {
-    let names = names.as_deref();
+fn misses(names: Option<&[At<String>]>, holds: impl Fn(&str) -> bool) -> Option<&[At<String>]> {
     names.filter(|names| !names.iter().any(|name| holds(name)))
 }
 
