@@ -33,7 +33,7 @@ name = "test"
 run = "make test"
 "#;
 
-/// Loads a profile that extends `base.toml`.
+/// Loads `child`, which can extend `base`.
 fn extended(base: &str, child: &str) -> Profile {
     let (_dir, dirs) = dir(&[("base.toml", base), ("child.toml", child)]);
     load(&dirs, "child").unwrap()

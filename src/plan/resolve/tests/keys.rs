@@ -26,8 +26,8 @@ fn targets_share_up_to_the_first_mention() {
     let (a, b) = (with("gfx1103"), with("gfx90a"));
     assert_eq!(a, b, "the runtime variables are in no key");
     let early = TEXT.replace(
-        "= \"/cache/ccache\"\n[runtime",
-        "= \"/cache/${target}\"\n[runtime",
+        "CCACHE_DIR = \"/cache/ccache\"",
+        "CCACHE_DIR = \"/cache/${target}\"",
     );
     let with = |name: &str| keys(&early, &inputs!(targets: targets(&[name])));
     assert_eq!(shared(&with("gfx1103"), &with("gfx90a")), 0);
