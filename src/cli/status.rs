@@ -61,6 +61,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let code = code_of(!args.check || is_whole, Kind::Drift);
     if cx.json {
         cx.ui.json(&object! {
+            // Changed results; the key exists only if there are some.
             #[serde(flatten)] results: (!results.is_empty()).then(|| object! { results: &results }),
             schema: "rockenv/status/1",
             env: &name,
@@ -69,7 +70,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             image_digest: image.map(|image| image.digest),
             store: store.method().to_string(),
             holder: holder,
-            // Location and use of a complete env's results.
+            // Location and use of a complete env's results; without them, there is no key.
             #[serde(flatten)] handed_over: handed_over.map(|handed_over| object! { handed_over: handed_over }),
             record: &record,
         })?;

@@ -232,7 +232,7 @@ impl Ui {
         ui
     }
 
-    /// Creates an output with other writers.
+    /// Creates an output with other writers than stdout and stderr.
     pub(crate) fn with_writers(
         settings: UiSettings,
         out: Box<dyn Write + Send>,
@@ -481,6 +481,7 @@ impl Ui {
         }
     }
 
+    /// Ends the open section, if any.
     pub(crate) fn end_section(&self) {
         let mut err = lock(&self.err);
         let text = err.sections.end(Timestamp::now());

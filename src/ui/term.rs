@@ -24,7 +24,7 @@ enum Key {
     /// The whole run; always the last line.
     Run,
     Step(u32),
-    /// An image build or a transfer.
+    /// An image build, by the image's name, or a transfer, by its label.
     Work(String),
 }
 

@@ -32,6 +32,7 @@ pub(crate) struct Which {
     profile: Vec<String>,
 }
 
+/// Runs a `matrix` command; returns the exit code.
 pub(crate) fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
     match command {
         MatrixCommand::Up(args) => up::up(cx, args),

@@ -1,11 +1,10 @@
 //! Owns `profile check`.
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::profile::{self};
 use crate::sys::error::{Error, Kind, Result};
-use crate::ui::size;
+use crate::ui::{object, size};
 use crate::up::check::{self as profile_check, ProfileCheck};
 use crate::up::context::Context;
 
@@ -17,18 +16,6 @@ pub struct CheckArgs {
     /// Target to resolve for instead of the profile's own; may be given again
     #[arg(short, long, value_name = "GFX")]
     target: Vec<String>,
-}
-
-/// The result of `profile check` for one profile.
-#[derive(Debug, Serialize)]
-struct CheckReport {
-    profile: String,
-    ok: bool,
-    targets: Vec<String>,
-    steps: usize,
-    advice: Vec<String>,
-    error: Option<String>,
-    help: Option<String>,
 }
 
 pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
@@ -54,24 +41,24 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
             }
         }
         let ok = spec.is_some();
-        let (targets, steps) = spec.map_or_else(Default::default, |spec| {
+        let (targets, steps): (Vec<String>, usize) = spec.map_or_else(Default::default, |spec| {
             let targets = spec.targets.iter().map(ToString::to_string).collect();
             (targets, spec.steps.len() + spec.skipped.len())
         });
         let causes: Vec<String> = errors.iter().flat_map(Error::chain).collect();
-        let report = CheckReport {
+        let advice = if ok { advice } else { Vec::new() };
+        if ok && !cx.json {
+            show(cx, &what, &targets, steps, &advice);
+        }
+        reports.push(object! {
             profile: what,
-            ok,
-            targets,
-            steps,
-            advice: if ok { advice } else { Vec::new() },
+            ok: ok,
+            targets: targets,
+            steps: steps,
+            advice: advice,
             error: (!ok).then(|| causes.join("\n")),
             help: errors.iter().find_map(Error::help_text).map(str::to_owned),
-        };
-        if ok && !cx.json {
-            shown_ok(cx, &report);
-        }
-        reports.push(report);
+        });
     }
     if cx.json {
         cx.ui.json(&reports)?;
@@ -79,15 +66,14 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     Ok(code)
 }
 
-fn shown_ok(cx: &Context, report: &CheckReport) {
-    let targets = match report.targets.as_slice() {
+fn show(cx: &Context, profile: &str, targets: &[String], steps: usize, advice: &[String]) {
+    let targets = match targets {
         [] => String::new(),
         some => format!(", for {}", some.join(" ")),
     };
-    let steps = size::count(report.steps, "step");
-    cx.ui
-        .data(&format!("{}: ok, {steps}{targets}\n", report.profile));
-    for advice in &report.advice {
+    let steps = size::count(steps, "step");
+    cx.ui.data(&format!("{profile}: ok, {steps}{targets}\n"));
+    for advice in advice {
         cx.ui.data(&format!("  advice: {advice}\n"));
     }
 }

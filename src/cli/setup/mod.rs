@@ -110,6 +110,7 @@ impl Manager {
             .find(|manager| there.contains(manager))
     }
 
+    /// Returns the command line that installs `packages`.
     pub(crate) fn command(self, packages: &[&str]) -> Vec<String> {
         let words = self.words().iter().chain(packages);
         words.map(|word| (*word).to_owned()).collect()
