@@ -375,7 +375,7 @@ impl LockedEnv<'_> {
         self.save_spec(&spec)?;
         self.copy_file(from, lock_files::COPY)?;
         self.copy_file(from, RUNNING)?;
-        // Whoever removes layers under the store's lock must not miss this record and read a later one of `from`.
+        // A command that removes layers under the store's lock has to find this record before `from` changes its own.
         let shared = self.store.lock_shared()?;
         self.commit(record)?;
         drop(shared);
