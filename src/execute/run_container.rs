@@ -1,18 +1,17 @@
 //! Owns one run of a step: its container, from waiting for a free job to measuring its usage.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::log::Log;
 use super::outcome::Ran;
-use super::step;
+use super::step::{self, PreparedCommand};
 use super::view::Views;
 use super::{Execution, container, gpu_check, outcome, samples_beside};
 use crate::engine::job_slots::SlotClaim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
-use crate::engine::wire::Command;
 use crate::engine::{Container, Usage, hold};
 use crate::execute::build_watch::BuildWatch;
 use crate::execute::disk_guard::{self, DiskGuard};
@@ -155,7 +154,7 @@ impl Execution<'_, '_> {
     }
 
     /// Prepares a step's container, except for its job slots, and its command with its standard input.
-    fn prepare(&mut self, attempt: &Attempt<'_>) -> Result<(Container, (Command, OwnedFd))> {
+    fn prepare(&mut self, attempt: &Attempt<'_>) -> Result<(Container, PreparedCommand)> {
         let step = attempt.step;
         let root = self
             .env
@@ -202,7 +201,7 @@ impl Execution<'_, '_> {
         &self,
         attempt: &Attempt<'_>,
         container: Container,
-        (command, stdin): (Command, OwnedFd),
+        PreparedCommand { command, stdin }: PreparedCommand,
         claim: SlotClaim,
         output: &mut StepOutput,
         guard: &mut DiskGuard,

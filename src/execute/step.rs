@@ -73,7 +73,14 @@ else
 fi
 "#;
 
-/// Returns the command of a step and its standard input.
+/// A command and its standard input.
+#[derive(Debug)]
+pub(super) struct PreparedCommand {
+    pub(super) command: Command,
+    pub(super) stdin: OwnedFd,
+}
+
+/// Prepares the command of a step.
 pub(super) fn prepare(
     step: &Step,
     spec: &Spec,
@@ -81,7 +88,7 @@ pub(super) fn prepare(
     config: &Config,
     facts: &Facts,
     groups: Option<Vec<u32>>,
-) -> Result<(Command, OwnedFd)> {
+) -> Result<PreparedCommand> {
     let text = |text: &str| finish(text, facts);
     let mut env = base_environment(spec, matches!(step.user, User::Root));
     // rockenv's own program must not see the image's variables.
@@ -135,7 +142,7 @@ pub(super) fn prepare(
         no_new_privs: !root,
         tty: false,
     };
-    Ok((command, stdin))
+    Ok(PreparedCommand { command, stdin })
 }
 
 /// Returns the uid and gid that a command runs as, or that own the files it copies.

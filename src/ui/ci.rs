@@ -33,6 +33,12 @@ impl System {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    Warning,
+    Error,
+}
+
 /// Section state of one process's output.
 #[derive(Debug)]
 pub(super) struct Sections {
@@ -97,11 +103,15 @@ impl Sections {
         }
     }
 
-    /// Returns the lines that annotate the job, if the system supports annotations. `level` is `warning` or `error`.
-    pub(super) fn annotation(&self, level: &str, message: &str) -> Option<String> {
+    /// Returns the lines that annotate the job, if the system supports annotations.
+    pub(super) fn annotation(&self, level: Level, message: &str) -> Option<String> {
         if self.system != Some(System::Github) {
             return None;
         }
+        let level = match level {
+            Level::Warning => "warning",
+            Level::Error => "error",
+        };
         // The last line is the help. What the runner would cut is ordinary output instead.
         let (message, rest) = match message.split_once('\n') {
             Some((first, rest)) if message.len() > LONGEST_ANNOTATION => (first, rest),
@@ -174,17 +184,17 @@ mod tests {
         );
         assert_eq!(github.without_commands("::error::x\n"), "::error::x\n");
         assert_eq!(
-            github.annotation("error", "one\n::two%").unwrap(),
+            github.annotation(Level::Error, "one\n::two%").unwrap(),
             "::word::\n::error title=rockenv::one%0A::two%25\n::stop-commands::word\n"
         );
         assert_eq!(github.end(now), "::word::\n::endgroup::\n");
         assert_eq!(github.end(now), "");
         assert_eq!(
-            github.annotation("warning", "x").unwrap(),
+            github.annotation(Level::Warning, "x").unwrap(),
             "::warning title=rockenv::x\n"
         );
         let long = format!("{}::b", "a\n".repeat(2048));
-        let shown = github.annotation("error", &long).unwrap();
+        let shown = github.annotation(Level::Error, &long).unwrap();
         assert_has!(shown, "::error title=rockenv::a\na\n");
         assert!(shown.ends_with("a\n\\x3a:b\n"), "{shown}");
         for (text, safe) in [
@@ -210,7 +220,7 @@ mod tests {
             next.starts_with("\x1b[0Ksection_end:1795199400:rockenv_1795199400000_1\r\x1b[0K\n\x1b[0Ksection_start:"),
             "{next:?}"
         );
-        assert_eq!(gitlab.annotation("error", "x"), None);
+        assert_eq!(gitlab.annotation(Level::Error, "x"), None);
         assert_eq!(gitlab.without_commands("::error::x"), "::error::x");
     }
 
@@ -219,7 +229,7 @@ mod tests {
         let mut none = Sections::new(None);
         assert_eq!(none.begin("a", Timestamp::UNIX_EPOCH), "");
         assert_eq!(none.end(Timestamp::UNIX_EPOCH), "");
-        assert_eq!(none.annotation("error", "x"), None);
+        assert_eq!(none.annotation(Level::Error, "x"), None);
         assert_eq!(none.without_commands("::x"), "::x");
         assert_ne!(Sections::new(None).word, none.word);
     }

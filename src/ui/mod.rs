@@ -31,7 +31,7 @@ use serde::Serialize;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::signals;
-use ci::Sections;
+use ci::{Level, Sections};
 pub(crate) use json::object;
 pub(crate) use osc::Integration;
 pub(crate) use report::{Format, Reporter, StepOutput};
@@ -185,13 +185,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Parameters of the escape sequence that sets a colour or weight.
-const BOLD: &str = "1";
-const DIM: &str = "2";
-const RED: &str = "1;31";
-const GREEN: &str = "1;32";
-const YELLOW: &str = "1;33";
-const CYAN: &str = "1;36";
+#[derive(Clone, Copy)]
+enum Paint {
+    Bold,
+    Dim,
+    Green,
+    Red,
+    Yellow,
+    Cyan,
+}
 
 /// How good a result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,23 +204,30 @@ pub(crate) enum Tone {
 }
 
 impl Tone {
-    fn paint(self) -> &'static str {
+    fn paint(self) -> Paint {
         match self {
-            Self::Good => GREEN,
-            Self::Doubtful => YELLOW,
-            Self::Bad => RED,
+            Self::Good => Paint::Green,
+            Self::Doubtful => Paint::Yellow,
+            Self::Bad => Paint::Red,
         }
     }
 }
 
-fn paint(on: bool, paint: &str, text: &str) -> String {
-    match on {
-        true => format!("\x1b[{paint}m{text}\x1b[0m"),
-        false => text.to_owned(),
-    }
+fn paint(on: bool, paint: Paint, text: &str) -> String {
+    let code = match paint {
+        _ if !on => return text.to_owned(),
+        Paint::Bold => "1",
+        Paint::Dim => "2",
+        Paint::Green => "1;32",
+        Paint::Red => "1;31",
+        Paint::Yellow => "1;33",
+        Paint::Cyan => "1;36",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
 }
 
 impl Ui {
+    /// Creates the output to stdout and stderr.
     pub(crate) fn new(settings: UiSettings) -> Self {
         // Listings are written at once: stdout's own line buffering costs a system call per line.
         let out = io::BufWriter::new(io::stdout());
@@ -302,10 +311,10 @@ impl Ui {
 
     /// Writes the title of a group of results.
     pub(crate) fn heading(&self, text: &str) {
-        self.painted(BOLD, text);
+        self.painted(Paint::Bold, text);
     }
 
-    fn painted(&self, color: &str, text: &str) {
+    fn painted(&self, color: Paint, text: &str) {
         let on = self.settings.color(self.settings.terminals.stdout);
         let text = paint(on, color, &text::escape_lines(text));
         self.write_out(format!("{text}\n").as_bytes());
@@ -333,7 +342,7 @@ impl Ui {
         let on = self.settings.color(self.settings.terminals.stdout);
         match text.split_once('\n') {
             Some((header, rows)) if on => {
-                let header = paint(on, BOLD, header);
+                let header = paint(on, Paint::Bold, header);
                 self.write_out(format!("{header}\n{rows}").as_bytes());
             }
             _ => self.write_out(text.as_bytes()),
@@ -427,7 +436,7 @@ impl Ui {
     pub(crate) fn detail(&self, text: &str) {
         if self.settings.verbose > 0 && !self.settings.quiet {
             let on = self.settings.color(self.settings.terminals.stderr);
-            let text = paint(on, DIM, &text::escape_lines(text));
+            let text = paint(on, Paint::Dim, &text::escape_lines(text));
             self.write_err(&format!("{text}\n"));
         }
     }
@@ -435,11 +444,11 @@ impl Ui {
     /// Reports a problem that does not stop the command.
     pub(crate) fn warn(&self, text: &str) {
         let text = &self.settings.hint(text);
-        if self.annotate("warning", &text::escape_lines(text)) {
+        if self.annotate(Level::Warning, &text::escape_lines(text)) {
             return;
         }
         let on = self.settings.color(self.settings.terminals.stderr);
-        let label = paint(on, YELLOW, "warning:");
+        let label = paint(on, Paint::Yellow, "warning:");
         self.write_err(&format!("{label} {}\n", text::escape_lines(text)));
     }
 
@@ -451,7 +460,7 @@ impl Ui {
         for (depth, line) in error.chain().iter().enumerate() {
             let line = text::escape_lines(line);
             lines.push(if depth == 0 {
-                format!("{} {line}", paint(on, RED, "error:"))
+                format!("{} {line}", paint(on, Paint::Red, "error:"))
             } else {
                 format!("  caused by: {}", line.replace('\n', "\n    "))
             });
@@ -459,12 +468,12 @@ impl Ui {
         if let Some(help) = error.help_text() {
             let help = self.settings.hint(help);
             let help = text::escape_lines(&help);
-            lines.push(format!("{} {help}", paint(on, CYAN, "help:")));
+            lines.push(format!("{} {help}", paint(on, Paint::Cyan, "help:")));
         }
         // The failure ends the current work.
         self.end_section();
         let text = lines.join("\n");
-        if !self.annotate("error", text.strip_prefix("error: ").unwrap_or(&text)) {
+        if !self.annotate(Level::Error, text.strip_prefix("error: ").unwrap_or(&text)) {
             self.write_err(&(text + "\n"));
         }
     }
@@ -491,11 +500,11 @@ impl Ui {
     /// Annotates the CI job with a failure that is reported elsewhere.
     pub(crate) fn annotate_failure(&self, what: &str, why: &str) {
         let message = format!("{what}: {why}");
-        self.annotate("error", &text::escape_lines(&message));
+        self.annotate(Level::Error, &text::escape_lines(&message));
     }
 
     /// Adds an annotation to the CI job. Returns whether the CI system supports annotations.
-    fn annotate(&self, level: &str, message: &str) -> bool {
+    fn annotate(&self, level: Level, message: &str) -> bool {
         let mut err = lock(&self.err);
         let text = err.sections.annotation(level, message);
         err.write(text.as_deref().unwrap_or_default());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::event::{Cost, Event, Outcome};
 use super::text::escape;
-use super::{RED, UiSettings, YELLOW, paint, size};
+use super::{Paint, UiSettings, paint, size};
 
 /// Interval of progress lines for a step or an image build.
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
@@ -125,7 +125,7 @@ impl Plain {
     pub(super) fn important(&mut self, event: &Event) -> Option<String> {
         let text = match event {
             Event::Warning { message } => {
-                let label = paint(self.color, YELLOW, "warning:");
+                let label = paint(self.color, Paint::Yellow, "warning:");
                 let message = self.settings.hint(message);
                 return Some(format!("{label} {}\n", escape(&message)));
             }
@@ -171,7 +171,7 @@ impl Plain {
         let text = match outcome {
             Outcome::Done => done_in(cost.wall_ms),
             Outcome::Failed => {
-                let failed = paint(self.color, RED, "failed");
+                let failed = paint(self.color, Paint::Red, "failed");
                 format!("{failed} after {wall}")
             }
             Outcome::Interrupted => format!("interrupted after {wall}"),

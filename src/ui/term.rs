@@ -13,7 +13,7 @@ use super::osc::TerminalState;
 use super::plain::{Plain, title};
 use super::run_progress::{RunProgress, boxed};
 use super::text::{escape, escape_lines};
-use super::{BOLD, DIM, UiSettings, lock, paint, size};
+use super::{Paint, UiSettings, lock, paint, size};
 
 /// The elapsed time has a resolution of seconds.
 const TICK: Duration = Duration::from_millis(250);
@@ -318,7 +318,7 @@ impl Bars {
             None => self.multi.add(bar),
         };
         bar.set_style(style);
-        bar.set_prefix(paint(self.color, BOLD, &title));
+        bar.set_prefix(paint(self.color, Paint::Bold, &title));
         bar.enable_steady_tick(TICK);
         Moving {
             bar,
@@ -335,7 +335,11 @@ impl Bars {
         // No screen shows more, and indicatif measures the whole text at each draw.
         let output = truncate_str(&moving.output, 400, "…");
         let gap = if moving.load.is_empty() { "" } else { "  " };
-        format!("{}{gap}{}", moving.load, paint(self.color, DIM, &output))
+        format!(
+            "{}{gap}{}",
+            moving.load,
+            paint(self.color, Paint::Dim, &output)
+        )
     }
 
     /// Adds the line for a step's latest output.
@@ -365,7 +369,7 @@ impl Bars {
         }
         if !moving.output.is_empty() {
             let output = truncate_str(&moving.output, 400, "…");
-            parts.push(paint(self.color, DIM, &output));
+            parts.push(paint(self.color, Paint::Dim, &output));
         }
         moving.bar.set_message(parts.join(" "));
     }
