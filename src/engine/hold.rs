@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use super::cgroup::{Cgroup, Hierarchies};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::{self, Ticket};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, encoded, if_exists};
 use crate::sys::{frames, signals, userns};
 
 pub(super) use watch::{Watch, supervise};
@@ -174,8 +174,7 @@ impl ContainerRecord {
     }
 
     pub(super) fn save(&self, run: &Path) -> Result<()> {
-        let text = serde_json::to_vec(self)
-            .map_err(|error| unexpected!("cannot encode state").source(error))?;
+        let text = encoded(serde_json::to_vec(self), "state")?;
         // Atomically: a concurrent reader would take a partial file for a missing container.
         let new = run.join("state.json.new");
         fs::write(&new, text)?;

@@ -28,7 +28,7 @@ use crate::store::results::check_mounted;
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account::{self, FilePlace, Rights};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, encoded};
 use crate::sys::host::Host;
 use crate::sys::shell::quoted_path;
 use crate::tree::{self, mounts};
@@ -307,8 +307,7 @@ pub(crate) fn inputs_digest(
     let volumes: Vec<_> = volumes.collect();
     let authorities = ContainerAuthorities::new(false, None)?;
     let all = (volumes, files, authorities, settings);
-    let text = serde_json::to_vec(&all)
-        .map_err(|error| unexpected!("cannot encode a container").source(error))?;
+    let text = encoded(serde_json::to_vec(&all), "a container")?;
     Ok(hex::encode(Sha256::digest(text)))
 }
 

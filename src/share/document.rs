@@ -15,7 +15,7 @@ use crate::store::images::Image;
 use crate::store::layer::Cost;
 use crate::store::shared::Blob;
 use crate::sys::checksum::is_lower_sha256;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Kind, Result, encoded};
 use crate::sys::host;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -227,8 +227,7 @@ impl Document {
             },
             rockenv: self.snapshot.clone(),
         };
-        let failed = |error| unexpected!("cannot encode a snapshot").source(error);
-        let config = serde_json::to_vec(&config).map_err(failed)?;
+        let config = encoded(serde_json::to_vec(&config), "a snapshot")?;
         let steps = self.snapshot.steps.iter();
         let volumes: BTreeSet<usize> = steps.flat_map(SharedStep::beside).collect();
         let layers = self.blobs.iter().enumerate().map(|(index, blob)| {
@@ -271,7 +270,8 @@ impl Document {
             },
             "layers": layers, "annotations": annotations,
         });
-        Ok((config, serde_json::to_vec(&manifest).map_err(failed)?))
+        let manifest = encoded(serde_json::to_vec(&manifest), "a snapshot")?;
+        Ok((config, manifest))
     }
 }
 

@@ -22,7 +22,7 @@ use crate::plan::jobs::Past;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, Survives, random_id};
-use crate::sys::error::{Kind, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Kind, Result, ResultExt as _, encoded, if_exists};
 use crate::tree::{self, Method};
 
 /// An env whose lock this process holds.
@@ -199,15 +199,13 @@ impl LockedEnv<'_> {
 
     /// Writes the resolved spec, for people and for `exec`.
     pub fn save_spec(&self, spec: &Spec) -> Result<()> {
-        let text = toml::to_string_pretty(spec)
-            .map_err(|error| unexpected!("cannot encode the spec").source(error))?;
+        let text = encoded(toml::to_string_pretty(spec), "the spec")?;
         atomic::write(&self.directory.join(SPEC), text.as_bytes())
     }
 
     /// Appends a row to `metrics.jsonl`. Every `up` reads all rows, so a long file loses its older half.
     pub fn add_metrics(&self, row: &Past) -> Result<()> {
-        let line = serde_json::to_vec(row)
-            .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
+        let line = encoded(serde_json::to_vec(row), "metrics")?;
         let path = self.directory.join("metrics.jsonl");
         let file = fs::OpenOptions::new()
             .create(true)

@@ -16,7 +16,7 @@ use super::{LockedEnv, Store, lock};
 use crate::engine::hold::Ended;
 use crate::plan::ids::EnvName;
 use crate::sys::atomic;
-use crate::sys::error::{Error, Kind, Result, if_exists};
+use crate::sys::error::{Error, Kind, Result, encoded, if_exists};
 use crate::sys::host::system_text;
 
 pub(super) const FILE: &str = "ephemeral";
@@ -135,8 +135,7 @@ impl Store {
             let other = "rockenv up ... --ephemeral --name NEW";
             return Err(error.help(format!("{other}, or first: rockenv rm {name}")));
         }
-        let text = serde_json::to_vec(&Owner::this(command))
-            .map_err(|error| unexpected!("cannot encode an owner").source(error))?;
+        let text = encoded(serde_json::to_vec(&Owner::this(command)), "an owner")?;
         let new = env.directory().join(format!("{}{FILE}", atomic::PREFIX));
         let mut file = fs::File::create(&new)?;
         file.write_all(&text)?;

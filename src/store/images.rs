@@ -21,7 +21,7 @@ use crate::image::{self, BuildContext, BuildProgress, Built, Recipe};
 use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Result, ResultExt as _, exists};
+use crate::sys::error::{Result, ResultExt as _, encoded, exists};
 use crate::sys::signals::stop_if;
 use crate::tree;
 
@@ -56,11 +56,10 @@ impl TaskContext<'_> {
 
 impl Image {
     pub fn computed_key(&self) -> Result<ImageKey> {
-        let failed = |error| unexpected!("cannot encode an image").source(error);
-        let packages = serde_json::to_vec(&self.packages).map_err(failed)?;
+        let packages = encoded(serde_json::to_vec(&self.packages), "an image")?;
         // Images without variables keep the keys that older versions gave them.
         let env = self.env.as_ref().filter(|env| !env.is_empty());
-        let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
+        let env = encoded(env.map(serde_json::to_vec).transpose(), "an image")?;
         let mut hash = Sha256::new();
         let parts = [
             b"rockenv-image-1".as_slice(),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::env::remove;
 use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
-use crate::sys::error::{Result, if_exists};
+use crate::sys::error::{Result, encoded, if_exists};
 
 /// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,8 +46,7 @@ fn path(env: &Path) -> PathBuf {
 
 /// Writes an entry and waits until it is on disk.
 pub(crate) fn begin(env: &Path, entry: &JournalEntry) -> Result<()> {
-    let mut line = serde_json::to_string(entry)
-        .map_err(|error| unexpected!("cannot encode journal").source(error))?;
+    let mut line = encoded(serde_json::to_string(entry), "journal")?;
     line.push('\n');
     let mut file = fs::OpenOptions::new()
         .create(true)

@@ -18,7 +18,7 @@ use super::check::names;
 use crate::plan::ids::{ImageKey, LayerId};
 pub(crate) use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, encoded, if_exists};
 use crate::tree::merged::MergedDir;
 use crate::tree::{self, Method};
 
@@ -248,8 +248,7 @@ impl Store {
     /// Writes the description into a directory and makes it a layer. Returns false if another layer has taken its id:
     /// two commands may finish the same step at the same time.
     pub(super) fn place(&self, directory: &Path, layer: &Layer) -> Result<bool> {
-        let json = serde_json::to_vec_pretty(layer)
-            .map_err(|error| unexpected!("cannot encode layer").source(error))?;
+        let json = encoded(serde_json::to_vec_pretty(layer), "layer")?;
         let mut file = fs::File::create(directory.join("layer.json"))?;
         file.write_all(&json)?;
         // After a power failure, it tells whether the rest was on disk.

@@ -11,7 +11,7 @@ use super::check::is_busy;
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
 use crate::plan::ids::EnvName;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, encoded};
 
 pub(super) const LEASE: &str = "lease";
 
@@ -24,8 +24,7 @@ impl LockedEnv<'_> {
             there &= self.store.layer(id)?.is_some();
         }
         if there {
-            let text = serde_json::to_vec(lease)
-                .map_err(|error| unexpected!("cannot encode a lease").source(error))?;
+            let text = encoded(serde_json::to_vec(lease), "a lease")?;
             fs::write(self.directory.join(LEASE), text)?;
             self.store.use_image(&lease.image);
         }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::account::{self, name_of};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, is_full};
+use crate::sys::error::{Error, Result, encoded, is_full};
 use crate::sys::shell::quoted_path;
 use crate::sys::signals::stop_if_pending;
 use crate::tree::mounts;
@@ -154,8 +154,7 @@ impl Lock {
             since: jiff::Timestamp::now(),
             user: account::caller().person().map(|person| person.uid),
         };
-        let text = serde_json::to_string(&holder)
-            .map_err(|error| unexpected!("cannot encode lock").source(error))?;
+        let text = encoded(serde_json::to_string(&holder), "lock")?;
         self.file.set_len(0)?;
         self.file.seek(std::io::SeekFrom::Start(0))?;
         match self.file.write_all(text.as_bytes()) {

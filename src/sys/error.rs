@@ -300,6 +300,14 @@ pub(crate) fn named_path(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     }
 }
 
+/// Names what could not be encoded, such as "a manifest".
+pub(crate) fn encoded<T>(
+    result: std::result::Result<T, impl Into<Source>>,
+    what: &str,
+) -> Result<T> {
+    result.map_err(|error| unexpected!("cannot encode {what}").source(error))
+}
+
 /// Adds a message about the failed operation, keeping the cause and its kind.
 pub trait ResultExt<T> {
     /// Wraps the error: `message` names the failure ("cannot freeze `gfx1103`"), the original error becomes its cause.

@@ -10,7 +10,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recv
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, encoded};
 use crate::sys::readable::readable;
 
 /// Maximum size of a body in bytes, many times that of a step's script and environment.
@@ -21,8 +21,7 @@ const MAX_FDS: usize = 4;
 const REST: Duration = Duration::from_secs(20);
 
 pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result<()> {
-    let body = serde_json::to_vec(body)
-        .map_err(|error| unexpected!("cannot encode a frame").source(error))?;
+    let body = encoded(serde_json::to_vec(body), "a frame")?;
     let length = u32::try_from(body.len())
         .ok()
         .filter(|length| *length <= MAX_BODY)

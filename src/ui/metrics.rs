@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::account::{FilePlace, caller};
 use crate::sys::atomic;
-use crate::sys::error::{Kind, Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _, encoded};
 use crate::sys::name::StepName;
 use crate::ui::event::{Cost, Outcome};
 
@@ -88,8 +88,7 @@ impl Rows {
             return Ok(());
         }
         row.slurm_job.clone_from(&self.slurm_job);
-        let line = serde_json::to_vec(&row)
-            .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
+        let line = encoded(serde_json::to_vec(&row), "metrics")?;
         atomic::append_line(&self.file, &line)
             .context(|| format!("cannot write metrics to `{}`", self.path.display()))
     }

@@ -22,7 +22,7 @@ use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, nspawn, open_files};
 use crate::plan::ids::{self, EnvId, StepKey, TreeId};
 use crate::rocm::gpu::Device;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, encoded};
 use crate::sys::userns;
 
 /// Polling interval for an exiting container, at first and at most.
@@ -425,8 +425,7 @@ fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
 /// creates the nodes once for all starts.
 fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     // A value has its keys in order, unlike the maps in a request.
-    let value = serde_json::to_value(body)
-        .map_err(|error| unexpected!("cannot encode a container").source(error))?;
+    let value = encoded(serde_json::to_value(body), "a container")?;
     let mut hash = Sha256::new();
     hash.update(value.to_string());
     for device in devices {

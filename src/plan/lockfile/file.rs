@@ -15,7 +15,7 @@ use crate::rocm::target::Target;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
 use crate::sys::address::hide_secrets;
 use crate::sys::beneath;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, encoded};
 
 /// Maximum size of a lock file, in bytes.
 const LARGEST: u64 = 16 << 20;
@@ -131,8 +131,7 @@ impl Lockfile {
 
     /// Returns the text of the file: the same content always gives the same text.
     pub fn text(&self) -> Result<String> {
-        let text = toml::to_string(self)
-            .map_err(|error| unexpected!("cannot encode a lock file").source(error))?;
+        let text = encoded(toml::to_string(self), "a lock file")?;
         Ok(format!("{HEADER}{text}"))
     }
 }

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::profile::joined;
 use crate::rocm::target::{self, Target};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, encoded};
 use crate::sys::name::StepName;
 use crate::sys::span::At;
 pub use apply::{FileInSource, HookChange, HookChanges, apply};
@@ -121,8 +121,7 @@ pub struct Script {
 impl Hook {
     /// Returns the digest of its effect: editing its description or conditions changes no key.
     pub fn digest(&self) -> Result<String> {
-        let text = serde_json::to_vec(&self.work)
-            .map_err(|error| unexpected!("cannot encode a hook").source(error))?;
+        let text = encoded(serde_json::to_vec(&self.work), "a hook")?;
         Ok(hex::encode(Sha256::digest(text)))
     }
 

@@ -13,7 +13,7 @@ use crate::plan::resolve::{Spec, VolumeSource};
 use crate::profile::hook::Hook;
 use crate::store::images::Image;
 use crate::sys::address::{shown_value, without_login};
-use crate::sys::error::Result;
+use crate::sys::error::{Result, encoded};
 
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
 const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
@@ -251,8 +251,7 @@ fn fetched(name: &str, sha256: &str, url: Option<&str>) -> Value {
 
 impl Manifest {
     pub(crate) fn text(&self) -> Result<String> {
-        let text = serde_json::to_string_pretty(self)
-            .map_err(|error| unexpected!("cannot encode a manifest").source(error))?;
+        let text = encoded(serde_json::to_string_pretty(self), "a manifest")?;
         Ok(text + "\n")
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{OutputBefore, ResultState, compare};
 use crate::store::export;
 use crate::sys::atomic;
-use crate::sys::error::{Result, ResultExt as _, exists, if_exists};
+use crate::sys::error::{Result, ResultExt as _, encoded, exists, if_exists};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
@@ -156,8 +156,7 @@ impl StepResults {
         if self.volumes.is_empty() {
             return Ok(());
         }
-        let text = serde_json::to_vec(self)
-            .map_err(|error| unexpected!("cannot encode the listing of results").source(error))?;
+        let text = encoded(serde_json::to_vec(self), "the listing of results")?;
         if text.len() > LARGEST {
             return Err(step_failed!(
                 "too many files in output volumes: their listing has {}, more than {}",
