@@ -30,7 +30,7 @@ use crate::store::{LockedEnv, Store};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::shell::quoted_path;
-use crate::tree::{self, file, overlay};
+use crate::tree::{self, file, mounts, overlay};
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
     env.directory().join("views").join(volume)
@@ -515,7 +515,7 @@ fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Resul
 
 /// Refuses a source with mounts inside, because neither an overlay nor a copy shows them.
 fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
-    let inside = tree::mounts_at_or_below(source)?
+    let inside = mounts::at_or_below(source)?
         .into_iter()
         .find(|point| point != source);
     match inside {

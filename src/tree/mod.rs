@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use flatten::flatten;
-pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
+pub(crate) use mounts::compresses;
 pub use probe::probe;
 pub use reflink::copy_tree;
 pub use remove::remove_tree;

@@ -14,7 +14,7 @@ use crate::sys::host::free_space;
 use crate::sys::process::Program;
 use crate::sys::shell::{quoted, quoted_path};
 use crate::sys::signals::Signals;
-use crate::tree::mounts::is_in_table;
+use crate::tree::mounts::{self, is_in_table};
 use crate::tree::{self, Method};
 use crate::ui::{Ui, size};
 
@@ -217,10 +217,7 @@ fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
         "or choose another place: rockenv --home /somewhere/else setup --store-image {}G",
         size.div_ceil(1 << 30)
     );
-    if tree::mounts_at_or_below(at)?
-        .iter()
-        .any(|point| point == at)
-    {
+    if mounts::at_or_below(at)?.iter().any(|point| point == at) {
         return Err(usage!("`{}` is a mount point already", at.display())
             .help(format!("umount {}, {elsewhere}", quoted_path(at))));
     }
