@@ -140,7 +140,7 @@ impl Execution<'_, '_> {
         let known = record.known_layers();
         // The writes of a failed step cannot be told from those of other programs.
         let attempt = self.store.attempt(self.env.name(), record)?;
-        let is_begun = |step: &Step| attempt.as_ref() == Some(&step.key);
+        let is_begun = |step: &Step| attempt.as_ref().is_some_and(|begun| begun.key == step.key);
         let blocked = BlockedResults::of(
             self.store,
             self.spec,
@@ -220,7 +220,8 @@ impl BlockedResults {
         };
         let attempt = record.map(|record| store.attempt(name, record));
         let attempt = attempt.transpose()?.flatten();
-        let resumes = runs(plan, spec).any(|step| attempt.as_ref() == Some(&step.key));
+        let begun = attempt.map(|begun| begun.key);
+        let resumes = runs(plan, spec).any(|step| begun.as_ref() == Some(&step.key));
         let user = |other: &BlockedResult| {
             runs(plan, spec).find(|step| step.volumes.contains(&other.volume))
         };

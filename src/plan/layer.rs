@@ -203,6 +203,10 @@ impl VolumesFrom {
         layer: None,
         history: History::Clean,
     };
+
+    pub(crate) fn new(layer: Option<LayerId>, history: History) -> Self {
+        Self { layer, history }
+    }
 }
 
 /// What commands of `exec` and `shell` may have done to an env's live build volumes.

@@ -44,13 +44,8 @@ fn attempt_line(key: &StepKey, record: &Record) -> String {
 }
 
 impl Store {
-    /// Returns the key of the step that began on the env's current build volumes and did not succeed.
-    pub fn attempt(&self, name: &EnvName, record: &Record) -> Result<Option<StepKey>> {
-        Ok(self.whole_attempt(name, record)?.map(|begun| begun.key))
-    }
-
-    /// Returns the same step with the layer below it.
-    pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
+    /// Returns the step that began on the env's current build volumes and did not succeed.
+    pub fn attempt(&self, name: &EnvName, record: &Record) -> Result<Option<Attempt>> {
         let written = self.written_attempt(name, record)?;
         if written.is_some() || !self.freezes_volumes() {
             return Ok(written);
@@ -78,7 +73,8 @@ impl Store {
         last: &Spec,
     ) -> Result<Option<BTreeMap<String, String>>> {
         let is_last = |key: &StepKey| last.steps.iter().any(|step| step.key == *key);
-        let begun = self.attempt(name, record)?.filter(is_last);
+        let begun = self.attempt(name, record)?;
+        let begun = begun.filter(|begun| is_last(&begun.key));
         // A missing layer is reported where it is needed.
         let from = record.head.volumes_from().layer;
         let chain = from.and_then(|from| self.chain(&from).ok());
@@ -104,7 +100,7 @@ impl Store {
     ) -> Result<Option<Timestamp>> {
         let last = self.last_attempt(name, record)?.filter(|_| elsewhere);
         let last = last.map(|(_, begun)| begun);
-        let known = self.whole_attempt(name, record)?.into_iter().chain(last);
+        let known = self.attempt(name, record)?.into_iter().chain(last);
         let known = known.filter(|begun| begun.key == *key);
         Ok(known.filter_map(|begun| begun.began).min())
     }

@@ -58,13 +58,10 @@ impl Head {
         match &self.volumes_from {
             _ if self.volumes.is_empty() => VolumesFrom::NOTHING,
             Some(known) => known.clone(),
-            None => VolumesFrom {
-                layer: self.layer.clone(),
-                history: History::Incremental {
-                    on: self.layer.clone(),
-                    by_hand: false,
-                },
-            },
+            None => {
+                let (on, by_hand) = (self.layer.clone(), false);
+                VolumesFrom::new(on.clone(), History::Incremental { on, by_hand })
+            }
         }
     }
 
@@ -155,10 +152,7 @@ impl LockedEnv<'_> {
         let head = &self.known_record()?.head;
         let mut from = head.volumes_from();
         if from.history != History::Clean && self.begins_empty()? {
-            from = VolumesFrom {
-                layer: head.layer.clone(),
-                history: History::Clean,
-            };
+            from = VolumesFrom::new(head.layer.clone(), History::Clean);
         }
         if from.history == History::Clean
             && let Some(by_hand) = self.foreign_files(&from, key)?
@@ -184,9 +178,7 @@ impl LockedEnv<'_> {
     /// Returns the layer whose content the live build volumes have: after a failed attempt of another step, the last
     /// layer below both. If volumes are frozen, snapshots have their content, and `from` stays.
     fn begun_below(&self, from: Option<LayerId>, key: &StepKey) -> Result<Option<LayerId>> {
-        let begun = self
-            .store
-            .whole_attempt(self.name(), self.known_record()?)?;
+        let begun = self.store.attempt(self.name(), self.known_record()?)?;
         let Some(begun) = begun.filter(|begun| begun.key != *key && begun.sees_volumes) else {
             return Ok(from);
         };
@@ -217,7 +209,7 @@ impl LockedEnv<'_> {
             return Ok(None);
         }
         let attempt = self.store.attempt(self.name(), record)?;
-        if from.layer != head.layer || attempt.as_ref().is_some_and(|begun| begun != key) {
+        if from.layer != head.layer || attempt.as_ref().is_some_and(|begun| begun.key != *key) {
             return Ok(Some(false));
         }
         if self.is_joined()? {
@@ -288,7 +280,8 @@ mod tests {
         .unwrap();
         for (method, begun) in [(Method::Overlay, None), (Method::Reflink, Some(key))] {
             store.method = method;
-            assert_eq!(store.attempt(&"a".into(), &record).unwrap(), begun);
+            let found = store.attempt(&"a".into(), &record).unwrap();
+            assert_eq!(found.map(|found| found.key), begun);
         }
         let began = |key: &str, elsewhere| {
             let began = store.began(&"a".into(), &record, &key.into(), elsewhere);

@@ -96,7 +96,7 @@ impl LockedEnv<'_> {
         };
         // Under the global lock, no command deletes a layer between the check and the record that names it.
         let shared = self.store.lock_shared()?;
-        let begun = self.store.whole_attempt(self.name(), &record)?;
+        let begun = self.store.attempt(self.name(), &record)?;
         let begun = begun.filter(|_| freeze.key.is_none());
         let mut layer = Layer {
             id: self.store.random_layer_id()?,
@@ -213,10 +213,8 @@ impl LockedEnv<'_> {
                 record.head.volumes.insert(name.clone(), id);
             }
             if record.head.volumes.keys().all(frozen) {
-                record.head.volumes_from = Some(VolumesFrom {
-                    layer: Some(found.id.clone()),
-                    history: found.history.clone(),
-                });
+                let from = VolumesFrom::new(Some(found.id.clone()), found.history.clone());
+                record.head.volumes_from = Some(from);
             }
         }
         let mut replaced = Vec::new();
@@ -382,7 +380,7 @@ impl LockedEnv<'_> {
         // The copies of build volumes include the partial work of an unfinished step.
         let (store, name, record) = (from.store, from.name(), from.known_record()?);
         if store.freezes_volumes()
-            && let Some(begun) = store.whole_attempt(name, record)?
+            && let Some(begun) = store.attempt(name, record)?
         {
             let began = store.began(name, record, &begun.key, true)?;
             self.begin_attempt(&begun.key, true, began)?;
@@ -403,11 +401,8 @@ pub(super) fn push_snapshot(
     unsaved: bool,
 ) {
     let by_hand = record.head.by_hand().filter(|_| unsaved);
-    record.head.volumes_from = Some(VolumesFrom {
-        layer: Some(snapshot.layer.clone()),
-        history,
-    });
     record.head.layer = Some(snapshot.layer.clone());
+    record.head.volumes_from = Some(VolumesFrom::new(record.head.layer.clone(), history));
     (record.head.tree, record.head.by_hand) = (None, by_hand.map(ByHand::Since));
     record.snapshots.retain(|known| known.name != snapshot.name);
     record.snapshots.push(snapshot);

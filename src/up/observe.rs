@@ -227,7 +227,7 @@ impl<'a> Stand<'a> {
         {
             head.extend(store.chain(layer)?.into_iter().map(|layer| layer.id));
         }
-        let attempt = store.whole_attempt(env, record)?;
+        let attempt = store.attempt(env, record)?;
         let before = attempt
             .as_ref()
             .and_then(|begun| record.of_step(&begun.key));

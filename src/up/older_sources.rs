@@ -157,10 +157,8 @@ mod tests {
         fn with_objects() -> Self {
             let mut scene = Self::new();
             scene.record.head.volumes = [("build".into(), "v".into())].into();
-            scene.record.head.volumes_from = Some(VolumesFrom {
-                layer: Some("l".into()),
-                history: History::Clean,
-            });
+            let from = VolumesFrom::new(Some("l".into()), History::Clean);
+            scene.record.head.volumes_from = Some(from);
             scene
         }
 
