@@ -270,14 +270,12 @@ mod tests {
             began: Some("2026-01-02T03:00:00Z".parse().unwrap()),
             ..Layer::sample("l".into())
         };
-        let place = store.layer_dir(&layer.id);
-        fs::create_dir(&place).unwrap();
-        crate::sys::atomic::write_json(&place.join("layer.json"), &layer).unwrap();
+        store.put_layer(&layer);
         let mut record = Record::sample("e", Timestamp::UNIX_EPOCH);
-        record.head = serde_json::from_str(
-            r#"{"layer": "l", "volumes": {"build": "v"}, "volumes_from": {"layer": "l", "history": "clean"}}"#,
-        )
-        .unwrap();
+        record.head.layer = Some("l".into());
+        record.head.volumes = [("build".into(), "v".into())].into();
+        let from = VolumesFrom::new(Some("l".into()), History::Clean);
+        record.head.volumes_from = Some(from);
         for (method, begun) in [(Method::Overlay, None), (Method::Reflink, Some(key))] {
             store.method = method;
             let found = store.attempt(&"a".into(), &record).unwrap();
@@ -302,7 +300,8 @@ mod tests {
         fs::create_dir(&attempt).unwrap();
         store.attempt(&"a".into(), &record).unwrap_err();
         fs::remove_dir(attempt).unwrap();
-        fs::write(place.join("layer.json"), "{").unwrap();
+        let damaged = store.layer_dir(&layer.id).join("layer.json");
+        fs::write(damaged, "{").unwrap();
         store.attempt(&"a".into(), &record).unwrap_err();
     }
 }

@@ -410,6 +410,19 @@ mod tests {
             let store = Self::open(&directory.path().join("store")).unwrap();
             (directory, store)
         }
+
+        /// Writes the description of a layer, without a tree.
+        pub(crate) fn put_layer(&self, layer: &Layer) {
+            let directory = self.layer_dir(&layer.id);
+            fs::create_dir_all(&directory).unwrap();
+            atomic::write_json(&directory.join("layer.json"), layer).unwrap();
+        }
+
+        pub(crate) fn put_record(&self, env: &str, record: &Record) {
+            let directory = self.env_dir(&env.into());
+            fs::create_dir_all(&directory).unwrap();
+            atomic::write_json(&directory.join("record.json"), record).unwrap();
+        }
     }
 
     #[test]
@@ -462,7 +475,7 @@ mod tests {
         assert_eq!(store.envs().unwrap(), std::slice::from_ref(&name));
         assert_eq!(store.users().unwrap().unreadable.len(), 1);
         fs::remove_file(&path).unwrap();
-        atomic::write_json(&path, &record).unwrap();
+        store.put_record("a", &record);
         let record = store.record(&name).unwrap().unwrap();
         obscure(&store.volume_dir(&"v".into()));
         assert_eq!(store.volumes_by_hand(&record).len(), 1);

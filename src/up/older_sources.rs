@@ -106,7 +106,6 @@ mod tests {
     use crate::plan::ids::{EnvId, StepKey};
     use crate::plan::layer::{History, Layer, VolumesFrom};
     use crate::profile;
-    use crate::sys::atomic;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -185,12 +184,6 @@ mod tests {
             file.set_modified(time).unwrap();
         }
 
-        fn put(&self, layer: &Layer) {
-            let directory = self.store.layer_dir(&layer.id);
-            fs::create_dir_all(&directory).unwrap();
-            atomic::write_json(&directory.join("layer.json"), layer).unwrap();
-        }
-
         fn may_be_older(&self, before: &Spec, spec: &Spec) -> bool {
             has_older_sources(&self.store, &self.record, Some(before), spec).unwrap()
         }
@@ -236,7 +229,7 @@ mod tests {
         scene.file_is_of(SystemTime::now() + HOUR);
         let [plain, fixed] = ["", "'fix'"].map(|hooks| spec(&scene.path(), hooks));
         let put = |id: &str, env: &EnvId, key: &StepKey| {
-            scene.put(&Layer {
+            scene.store.put_layer(&Layer {
                 key: Some(key.clone()),
                 env: Some(env.clone()),
                 ..Layer::sample(id.into())
@@ -274,7 +267,7 @@ mod tests {
         let (one, two, path) = (&git("1"), &git("2"), &scene.path());
         let last = spec(one, "");
         let write = |id: &str, key: Option<&StepKey>, built: Option<&String>| {
-            scene.put(&Layer {
+            scene.store.put_layer(&Layer {
                 key: key.cloned(),
                 parent: (id == "l").then(|| "below".into()),
                 origins: built.map(|built| source::origins(&scene.store, &spec(built, ""))),

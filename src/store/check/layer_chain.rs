@@ -105,7 +105,6 @@ mod tests {
 
     use super::*;
     use crate::store::Store;
-    use crate::sys::atomic;
 
     #[test]
     fn a_chain_has_the_fault_of_its_first_bad_layer() {
@@ -115,11 +114,10 @@ mod tests {
             for tree in ["diff", "root"] {
                 fs::create_dir_all(layer.join(tree)).unwrap();
             }
-            let made = Layer {
+            store.put_layer(&Layer {
                 parent: Some(parent.into()),
                 ..Layer::sample(id.into())
-            };
-            atomic::write_json(&layer.join("layer.json"), &made).unwrap();
+            });
         }
         let mut found = store.inventory().unwrap();
         found.method = Method::Overlay;

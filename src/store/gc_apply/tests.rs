@@ -1,7 +1,11 @@
 //! Tests of applying decisions of `gc`.
 
 use super::*;
+use crate::plan::record::Origin::{Step, User};
+use crate::plan::record::Snapshot;
 use crate::store::inventory::InventoryOptions;
+use crate::store::layer::Cost;
+use crate::store::{Layer, Record};
 
 /// A question to the user may stand between the decision and this.
 #[test]
@@ -16,7 +20,7 @@ fn what_a_lock_file_names_since_the_decision_stays() {
     for id in [key.as_str(), "newer"] {
         add_layer(&store, id, None);
     }
-    add_env(&store, "a", &[(key.as_str(), "step"), ("newer", "step")]);
+    add_env(&store, "a", &[(key.as_str(), Step), ("newer", Step)]);
     // A lock file on a disk that is not mounted counts too.
     let known = format!(r#"{{"file": "/nowhere/p.lock", "names": ["{key}"]}}"#);
     fs::write(locks.join("p.json"), known).unwrap();
@@ -68,28 +72,24 @@ fn gc_removes_fingerprints_and_partial_downloads_and_nothing_beside_them() {
     assert!(notes.exists() && more.exists() && link.is_symlink());
 }
 
-const TIMES: &str = r#""created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z""#;
-
 fn add_layer(store: &Store, id: &str, parent: Option<&str>) {
-    let directory = store.layer_dir(&id.into());
-    fs::create_dir(&directory).unwrap();
-    let parent = parent.map_or("null".to_owned(), |parent| format!(r#""{parent}""#));
-    let layer = format!(
-        r#"{{"id": "{id}", "parent": {parent}, "env": "", "image_key": "used", "tree": "", "title": "s",
-        "created": "2026-01-02T03:04:05Z", "boot": "b", "history": "clean", "volumes": {{}}}}"#
-    );
-    fs::write(directory.join("layer.json"), layer).unwrap();
+    store.put_layer(&Layer {
+        parent: parent.map(LayerId::from),
+        image_key: "used".into(),
+        ..Layer::sample(id.into())
+    });
 }
 
 #[test]
 fn a_layer_with_a_recorded_figure_frees_its_results_too() {
     let (_directory, store) = Store::scratch();
-    add_layer(&store, "a", None);
+    let (bytes, wall_ms) = (5, 1);
+    store.put_layer(&Layer {
+        env: Some("e".into()),
+        cost: Some(Cost { bytes, wall_ms }),
+        ..Layer::sample("a".into())
+    });
     let layer = store.layer_dir(&"a".into());
-    let path = layer.join("layer.json");
-    let text = fs::read_to_string(&path).unwrap();
-    let made_here = r#""env": "e", "cost": {"bytes": 5, "wall_ms": 1}"#;
-    fs::write(&path, text.replace(r#""env": """#, made_here)).unwrap();
     let options = InventoryOptions {
         everything: true,
         ..InventoryOptions::default()
@@ -159,25 +159,17 @@ fn gc_removes_the_rest_of_an_interrupted_removal() {
 }
 
 /// Adds an env with snapshots of these layers, oldest first.
-fn add_env(store: &Store, name: &str, snapshots: &[(&str, &str)]) {
-    let directory = store.env_dir(&name.into());
-    fs::create_dir(&directory).unwrap();
-    let snapshots: Vec<String> = snapshots
-        .iter()
-        .map(|(layer, origin)| {
-            format!(
-                r#"{{"name": "{layer}", "layer": "{layer}", "origin": "{origin}",
-                "created": "2026-01-02T03:04:05Z"}}"#
-            )
-        })
-        .collect();
-    let record = format!(
-        r#"{{"version": 1, "id": "{name}", {TIMES}, "profile": "p", "targets": [], "image": "i",
-        "image_key": "of-{name}", "engine": "nspawn", "head": {{"layer": null, "volumes": {{}}}},
-        "snapshots": [{}], "steps": [], "failed": null, "complete": true}}"#,
-        snapshots.join(", ")
-    );
-    fs::write(directory.join("record.json"), record).unwrap();
+fn add_env(store: &Store, name: &str, snapshots: &[(&str, Origin)]) {
+    let snapshots = snapshots.iter().map(|(layer, origin)| Snapshot {
+        origin: *origin,
+        ..Snapshot::of(&Layer::sample((*layer).into()), (*layer).to_owned())
+    });
+    let record = Record {
+        image_key: format!("of-{name}").parse().unwrap(),
+        snapshots: snapshots.collect(),
+        ..Record::sample(name, jiff::Timestamp::UNIX_EPOCH)
+    };
+    store.put_record(name, &record);
 }
 
 fn snapshots_of(store: &Store, name: &str) -> Vec<String> {
@@ -200,15 +192,14 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
         let below = at.checked_sub(1).filter(|_| at < MANY / 2 || at == 40);
         add_layer(&store, id, below.map(|below| ids[below].as_str()));
     }
-    let own: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), "step")).collect();
+    let own: Vec<_> = ids.iter().map(|id| (id.as_str(), Step)).collect();
     add_env(&store, "a", &own);
-    add_env(&store, "busy", &[("l40", "step")]);
-    add_env(&store, "user", &[("l41", "user"), ("l42", "step")]);
+    add_env(&store, "busy", &[("l40", Step)]);
+    add_env(&store, "user", &[("l41", User), ("l42", Step)]);
     add_env(&store, "based", &[]);
-    let record = store.env_dir(&"based".into()).join("record.json");
-    let text = fs::read_to_string(&record).unwrap();
-    let based = text.replace(r#""layer": null"#, r#""layer": "l38""#);
-    fs::write(&record, based).unwrap();
+    let mut based = store.known(&"based".into()).unwrap();
+    based.head.layer = Some("l38".into());
+    store.put_record("based", &based);
     add_layer(&store, "orphan", None);
     add_layer(&store, "parent", None);
     add_layer(&store, "child", Some("parent"));
@@ -277,7 +268,7 @@ fn a_layer_of_more_envs_than_are_locked_at_a_time_goes_by_itself() {
     for id in ["old", "shared"] {
         add_layer(&store, id, None);
     }
-    let own = [("old", "step"), ("shared", "step")];
+    let own = ["old", "shared"].map(|id| (id, Step));
     add_env(&store, "a", &own);
     for number in 0..MOST_LOCKED {
         add_env(&store, &format!("e{number}"), &own[1..]);
@@ -297,7 +288,7 @@ fn snapshots_that_are_removed_together_take_one_reading() {
     for id in &ids {
         add_layer(&store, id, None);
     }
-    let own: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), "user")).collect();
+    let own: Vec<_> = ids.iter().map(|id| (id.as_str(), User)).collect();
     add_env(&store, "a", &own);
     let env = store.lock_known(&"a".into(), "snapshot rm", Duration::ZERO);
     let mut env = env.unwrap();
@@ -319,11 +310,11 @@ fn the_tree_of_a_step_that_failed_since_the_decision_stays() {
     let env = EnvName::from("a");
     let tree = store.env_dir(&env).join("trees/new");
     fs::create_dir_all(&tree).unwrap();
-    let record = r#"{"version": 1, "id": "e", "created": "2026-01-02T03:04:05Z", "used": "2026-01-02T03:04:05Z",
-        "profile": "p", "targets": [], "image": "i", "image_key": "k", "engine": "nspawn",
-        "head": {"layer": null, "volumes": {}}, "snapshots": [], "steps": [],
-        "failed": {"step": "s", "tree": "new", "parent": null, "log": "log", "code": 1}, "complete": false}"#;
-    fs::write(store.env_dir(&env).join("record.json"), record).unwrap();
+    let mut record = Record::sample("e", jiff::Timestamp::UNIX_EPOCH);
+    let failed = r#"{"step": "s", "tree": "new", "log": "log", "code": 1}"#;
+    record.failed = serde_json::from_str(failed).unwrap();
+    record.complete = false;
+    store.put_record("a", &record);
     for (decided, stays) in [("old", true), ("new", false)] {
         let what = GcTarget::Failed {
             env: env.clone(),

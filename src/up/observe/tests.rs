@@ -1,10 +1,8 @@
 //! Owns the tests of which objects may be newer than a snapshot that comes back.
 
-use fs_err as fs;
 use jiff::Timestamp;
 
 use super::*;
-use crate::sys::atomic;
 
 #[test]
 fn a_layer_that_comes_back_may_be_older_than_the_objects() {
@@ -18,9 +16,7 @@ fn a_layer_that_comes_back_may_be_older_than_the_objects() {
             title: title.to_owned(),
             ..Layer::sample(id.into())
         };
-        let directory = store.layer_dir(&layer.id);
-        fs::create_dir_all(&directory).unwrap();
-        atomic::write_json(&directory.join("layer.json"), &layer).unwrap();
+        store.put_layer(&layer);
         layer
     };
     write("copy-1", None, 1);
