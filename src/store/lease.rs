@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use fs_err as fs;
 
 use super::check::is_busy;
+use super::unreadable::Unreadable;
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
 use crate::plan::ids::EnvName;
@@ -34,17 +35,23 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Returns what running commands keep, by env. An unreadable lease keeps everything: see [`Store::unreadable`].
-    pub fn leases(&self) -> Result<BTreeMap<EnvName, Result<Lease>>> {
-        let mut leases = BTreeMap::new();
+    /// Returns what running commands keep, by env, and the unreadable leases, each of which keeps everything.
+    pub fn leases(&self) -> Result<(BTreeMap<EnvName, Lease>, Vec<Unreadable>)> {
+        let (mut leases, mut unreadable) = (BTreeMap::new(), Vec::new());
         for name in self.env_names()? {
             if let Some(lease) = self.lease_of(&name).transpose()
                 && is_busy(&lock::env_lock(&self.env_dir(&name)))
             {
-                leases.insert(name, lease);
+                match lease {
+                    Ok(lease) => drop(leases.insert(name, lease)),
+                    Err(error) => {
+                        let object = format!("the lease of the command in env `{name}`");
+                        unreadable.push(Unreadable::new(object, &error));
+                    }
+                }
             }
         }
-        Ok(leases)
+        Ok((leases, unreadable))
     }
 
     /// Reads a lease, valid or not.

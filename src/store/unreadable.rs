@@ -20,7 +20,7 @@ pub struct Unreadable {
 }
 
 impl Unreadable {
-    fn new(object: String, error: &Error) -> Self {
+    pub(super) fn new(object: String, error: &Error) -> Self {
         Self {
             object,
             why: error.chain().join(": "),
@@ -63,7 +63,7 @@ impl Store {
     /// Reads all layers and their users.
     pub(super) fn users(&self) -> Result<Users> {
         // Leases come first: a lease ends after the record names the layers.
-        let found = self.leases()?;
+        let (leases, of_leases) = self.leases()?;
         let (records, mut unreadable) = self.read_records()?;
         let mut layers = BTreeMap::new();
         for id in self.layer_ids()? {
@@ -76,16 +76,7 @@ impl Store {
                 Err(error) => unreadable.push(Unreadable::new(format!("layer `{id}`"), &error)),
             }
         }
-        let mut leases = BTreeMap::new();
-        for (name, lease) in found {
-            match lease {
-                Ok(lease) => drop(leases.insert(name, lease)),
-                Err(error) => {
-                    let object = format!("the lease of the command in env `{name}`");
-                    unreadable.push(Unreadable::new(object, &error));
-                }
-            }
-        }
+        unreadable.extend(of_leases);
         Ok(Users {
             leases,
             records,
