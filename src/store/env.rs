@@ -22,7 +22,7 @@ use crate::plan::jobs::Past;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, Survives, random_id};
-use crate::sys::error::{Kind, Result, ResultExt as _, encoded, if_exists};
+use crate::sys::error::{Kind, Result, ResultExt as _, damaged, encoded, if_exists};
 use crate::tree::{self, Method};
 
 /// An env whose lock this process holds.
@@ -93,11 +93,7 @@ impl Store {
             not_found!("env `{name}` has no spec yet")
                 .help(up.unwrap_or_else(|| format!("rockenv up PROFILE --name {name}")))
         })?;
-        toml::from_str(&text).map_err(|error| {
-            unexpected!("`{}` is damaged", path.display())
-                .source(error)
-                .help("rockenv fsck")
-        })
+        toml::from_str(&text).map_err(damaged(&path))
     }
 
     /// Locks an env for `verb`, finishing or undoing the work of a killed command.

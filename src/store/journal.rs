@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::env::remove;
 use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
-use crate::sys::error::{Result, encoded, if_exists};
+use crate::sys::error::{Result, damaged, encoded, if_exists};
 
 /// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,19 +59,14 @@ pub(crate) fn begin(env: &Path, entry: &JournalEntry) -> Result<()> {
 
 /// Reads the entries. A truncated last line was never acted upon, so it is ignored.
 pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
-    let Some(text) = if_exists(fs::read(path(env)))? else {
+    let path = path(env);
+    let Some(text) = if_exists(fs::read(&path))? else {
         return Ok(Vec::new());
     };
     let text = String::from_utf8_lossy(&text);
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    let entries = whole.lines().map(|line| {
-        serde_json::from_str(line).map_err(|error| {
-            unexpected!("`{}` is damaged", path(env).display())
-                .source(error)
-                .help("rockenv fsck")
-        })
-    });
-    entries.collect()
+    let entries = whole.lines().map(serde_json::from_str);
+    entries.map(|entry| entry.map_err(damaged(&path))).collect()
 }
 
 /// Clears the journal: the operations are done and recorded.

@@ -8,7 +8,7 @@ use fs_err as fs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::sys::error::{Result, ResultExt as _, if_exists};
+use crate::sys::error::{Result, ResultExt as _, damaged, if_exists};
 
 /// Prefix of temporary files during a write.
 pub(crate) const PREFIX: &str = ".tmp-";
@@ -77,11 +77,8 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let Some(bytes) = if_exists(fs::read(path))? else {
         return Ok(None);
     };
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-        unexpected!("`{}` is damaged", path.display())
-            .source(error)
-            .help("rockenv fsck")
-    })
+    let read = serde_json::from_slice(&bytes).map(Some);
+    read.map_err(damaged(path))
 }
 
 /// Appends a line by a single write to a file that is open for reading and appending. A line that a full disk cut off

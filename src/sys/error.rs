@@ -308,6 +308,15 @@ pub(crate) fn encoded<T>(
     result.map_err(|error| unexpected!("cannot encode {what}").source(error))
 }
 
+/// Explains a failure to parse one of the store's files.
+pub(crate) fn damaged<E: Into<Source>>(path: &Path) -> impl FnOnce(E) -> Error {
+    move |error| {
+        unexpected!("`{}` is damaged", path.display())
+            .source(error)
+            .help("rockenv fsck")
+    }
+}
+
 /// Adds a message about the failed operation, keeping the cause and its kind.
 pub trait ResultExt<T> {
     /// Wraps the error: `message` names the failure ("cannot freeze `gfx1103`"), the original error becomes its cause.
