@@ -11,8 +11,8 @@ use fs_err as fs;
 
 use super::sha256sums::{Exported, Manifest};
 pub(crate) use crate::engine::docker::UNPACK as LAYER;
-use crate::image::oci::layers::{Layers, Onto};
-use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
+use crate::image::oci::layers::Onto;
+use crate::image::tar::unpack::{Devices, Limits, UnpackOptions, Unpacker};
 use crate::sys::account::Existing;
 use crate::sys::beneath;
 use crate::sys::checksum;
@@ -47,8 +47,9 @@ pub(crate) fn layer(arguments: &[String]) -> Result<()> {
     };
     let unpack = || {
         let archive = fs::File::open(archive)?.into_file();
-        let mut layers = Layers::new(Path::new("/"), &options, Onto::Tree)?;
-        layers.apply(archive, diff_id, &AtomicBool::new(false), &mut |_| {})?;
+        let cancel = AtomicBool::new(false);
+        let mut layers = Unpacker::layers(Path::new("/"), &options, Onto::Tree, &cancel)?;
+        layers.apply(archive, diff_id, &mut |_| {})?;
         layers.finish()
     };
     let outcome = unpack();

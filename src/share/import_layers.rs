@@ -18,8 +18,8 @@ use crate::engine::docker::Service;
 use crate::image::BuildProgress;
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::downloads::{Downloads, while_downloading};
-use crate::image::oci::layers::{Layers, Onto};
-use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
+use crate::image::oci::layers::Onto;
+use crate::image::tar::unpack::{Devices, Limits, UnpackOptions, Unpacker};
 use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::service_image::{self, Arrived};
 use crate::store::history::Reuse;
@@ -356,10 +356,9 @@ impl<'a> Pull<'a> {
             limits: Limits::of_snapshot(blob.unpacked),
             ..UnpackOptions::default()
         };
-        let mut layers = Layers::new(into, &options, onto)?;
-        let (archive, cancel) = (archive.open()?, downloads.cancel);
+        let mut layers = Unpacker::layers(into, &options, onto, downloads.cancel)?;
         layers
-            .apply(archive, &blob.diff_id, cancel, &mut |_| downloads.show())
+            .apply(archive.open()?, &blob.diff_id, &mut |_| downloads.show())
             .and_then(|()| layers.finish().map(drop))
             .context(|| self.cannot_unpack(index))
     }

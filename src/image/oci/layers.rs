@@ -18,9 +18,7 @@ use sha2::{Digest as _, Sha256};
 use crate::image::compression::{CHUNK, decompressed};
 use crate::image::tar::apply::Attributes;
 use crate::image::tar::pack::join;
-use crate::image::tar::unpack::{
-    UnpackOptions, UnpackReport, Unpacker, cannot, open_path, or_root,
-};
+use crate::image::tar::unpack::{UnpackOptions, Unpacker, cannot, open_path, or_root};
 use crate::image::tar::{broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
@@ -52,15 +50,15 @@ pub(crate) struct LayerEntries {
     hasher: RandomState,
 }
 
-/// A tree that layers are extracted into, lowest first.
-pub(crate) struct Layers<'a> {
-    unpacker: Unpacker<'a>,
-}
-
-impl<'a> Layers<'a> {
-    /// Starts with an existing directory, whose content `onto` describes.
-    pub(crate) fn new(into: &Path, options: &'a UnpackOptions, onto: Onto) -> Result<Self> {
-        let mut unpacker = Unpacker::new(into, options)?;
+impl<'a> Unpacker<'a> {
+    /// Starts to extract layers, lowest first, into an existing directory, whose content `onto` describes.
+    pub(crate) fn layers(
+        into: &Path,
+        options: &'a UnpackOptions,
+        onto: Onto,
+        cancel: &'a AtomicBool,
+    ) -> Result<Self> {
+        let mut unpacker = Self::new(into, options, cancel)?;
         unpacker.layer = Some(LayerEntries {
             onto,
             ..LayerEntries::default()
@@ -77,7 +75,7 @@ impl<'a> Layers<'a> {
             }
             unpacker.note_made(path.as_bytes());
         }
-        Ok(Self { unpacker })
+        Ok(unpacker)
     }
 
     /// Extracts the next layer, whose uncompressed bytes must have this SHA-256.
@@ -85,17 +83,15 @@ impl<'a> Layers<'a> {
         &mut self,
         archive: impl Read + Send,
         sha256: &str,
-        cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        let unpacker = &mut self.unpacker;
-        let found = decompressed(archive, &unpacker.options.limits, |stream| {
+        let found = decompressed(archive, &self.options.limits, |stream| {
             let hashed = Hashed {
                 inner: stream,
                 sha256: Sha256::new(),
             };
             let mut stream = BufReader::with_capacity(CHUNK, hashed);
-            unpacker.archive(&mut stream, cancel, progress)?;
+            self.archive(&mut stream, progress)?;
             // The digest includes what follows the archive's end.
             let rest = io::copy(&mut stream, &mut io::sink())
                 .context(|| "cannot read the layer to its end".into());
@@ -109,8 +105,8 @@ impl<'a> Layers<'a> {
             .help("the image is damaged or was tampered with; use another"));
         }
         // Open directories are cached by name, but each layer may replace them.
-        unpacker.stack.clear();
-        if let Some(layer) = &mut unpacker.layer {
+        self.stack.clear();
+        if let Some(layer) = &mut self.layer {
             if layer.onto == Onto::Nothing {
                 layer.onto = Onto::Tree;
             }
@@ -119,27 +115,6 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// Sets the attributes of directories.
-    pub(crate) fn finish(mut self) -> Result<UnpackReport> {
-        self.unpacker.finish()?;
-        Ok(self.unpacker.report)
-    }
-}
-
-struct Hashed<R> {
-    inner: R,
-    sha256: Sha256,
-}
-
-impl<R: Read> Read for Hashed<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let amount = self.inner.read(buffer)?;
-        self.sha256.update(&buffer[..amount]);
-        Ok(amount)
-    }
-}
-
-impl Unpacker<'_> {
     /// Records that the current layer contains this path, or an entry below it.
     pub(crate) fn note_made(&mut self, path: &[u8]) {
         if let Some(layer) = &mut self.layer
@@ -271,6 +246,19 @@ impl Unpacker<'_> {
     }
 }
 
+struct Hashed<R> {
+    inner: R,
+    sha256: Sha256,
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let amount = self.inner.read(buffer)?;
+        self.sha256.update(&buffer[..amount]);
+        Ok(amount)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
@@ -314,15 +302,11 @@ mod tests {
             left_out: &["etc/hosts", "run"],
             ..UnpackOptions::default()
         };
-        let mut layers = Layers::new(root.path(), &options, Onto::Tree).unwrap();
+        let cancel = AtomicBool::new(false);
+        let mut layers = Unpacker::layers(root.path(), &options, Onto::Tree, &cancel).unwrap();
         let digest = hex::encode(Sha256::digest(&archive));
         layers
-            .apply(
-                archive.as_slice(),
-                &digest,
-                &AtomicBool::new(false),
-                &mut |_| {},
-            )
+            .apply(archive.as_slice(), &digest, &mut |_| {})
             .unwrap();
         layers.finish().unwrap();
         let read = |name: &str| fs_err::read_to_string(at(name)).ok();

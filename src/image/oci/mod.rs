@@ -25,8 +25,8 @@ use super::recipe::Oci;
 use super::{BuildContext, BuildProgress};
 use crate::image::fetch::{self, ByteCounter, Size};
 use crate::image::oci::downloads::while_downloading;
-use crate::image::oci::layers::{Layers, Onto};
-use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
+use crate::image::oci::layers::Onto;
+use crate::image::tar::unpack::{UnpackOptions, UnpackReport, Unpacker};
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use layout::Layout;
 use layout_files::Piece;
@@ -79,11 +79,11 @@ fn from_files(
     let scratch = cx.into.parent().unwrap_or(Path::new("/"));
     let layout = Layout::open(path, wanted, platform, scratch, cancel, &mut report)?;
     let options = UnpackOptions::default();
-    let mut layers = Layers::new(cx.into, &options, Onto::Nothing)?;
+    let mut layers = Unpacker::layers(cx.into, &options, Onto::Nothing, cancel)?;
     for layer in &layout.layers {
         let file = layout.layer(layer, cancel)?;
         layers
-            .apply(file, &layer.diff_id, cancel, &mut report)
+            .apply(file, &layer.diff_id, &mut report)
             .context(|| format!("cannot extract layer {} of `{shown}`", layer.diff_id))?;
     }
     let report = layers.finish()?;
@@ -136,12 +136,12 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         path.await.map(Piece::whole)
     };
     let needed = (0..layers.len()).collect();
-    let mut tree = Layers::new(cx.into, &options, Onto::Nothing)?;
+    let mut tree = Unpacker::layers(cx.into, &options, Onto::Nothing, cancel)?;
     while_downloading(needed, download, &counter, cancel, progress, |downloads| {
         for (index, diff_id) in config.diff_ids.iter().enumerate() {
             let archive = downloads.layer(index)?.open()?;
             let count = config.diff_ids.len();
-            tree.apply(archive, diff_id, cancel, &mut |_| downloads.show())
+            tree.apply(archive, diff_id, &mut |_| downloads.show())
                 .context(|| format!("cannot extract layer {} of {count}", index + 1))?;
         }
         // A small layer may have arrived and been extracted between two updates.

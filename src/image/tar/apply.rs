@@ -10,7 +10,7 @@ use nix::sys::stat::{FchmodatFlags, Mode};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid};
 
-use super::unpack::{Unpacker, cannot, or_root};
+use super::unpack::{UnpackReport, Unpacker, cannot, or_root};
 use crate::image::tar::{Reader, TarEntry, TarEntryKind, broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
@@ -112,7 +112,7 @@ impl Unpacker<'_> {
     }
 
     /// Applies the directories' attributes, innermost first.
-    pub(crate) fn finish(&mut self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<UnpackReport> {
         self.stack.clear();
         let newest = self.newest;
         // Without its own entry the root gets the time of the newest entry, like other implied directories. Any other
@@ -146,7 +146,7 @@ impl Unpacker<'_> {
             let mtime = timespec(attributes.mtime.unwrap_or((newest, 0)));
             nix::sys::stat::futimens(&directory, &TimeSpec::UTIME_OMIT, &mtime).context(fail)?;
         }
-        Ok(())
+        Ok(self.report)
     }
 }
 

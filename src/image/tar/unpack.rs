@@ -129,15 +129,14 @@ pub fn unpack(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<UnpackReport> {
-    let mut unpacker = Unpacker::new(into, options)?;
+    let mut unpacker = Unpacker::new(into, options, cancel)?;
     decompressed(archive, &options.limits, |mut stream| {
-        unpacker.archive(&mut stream, cancel, progress)?;
+        unpacker.archive(&mut stream, progress)?;
         // A program that pipes into rockenv must not die of SIGPIPE while it writes the last padding.
         drop(io::copy(&mut stream.take(1 << 20), &mut io::sink()));
         unpacker.finish()
     })
-    .context(|| "cannot read the archive".into())??;
-    Ok(unpacker.report)
+    .context(|| "cannot read the archive".into())?
 }
 
 pub(crate) struct Unpacker<'a> {
@@ -149,13 +148,18 @@ pub(crate) struct Unpacker<'a> {
     /// Bytes of the names and attributes so far.
     names: u64,
     pub(crate) options: &'a UnpackOptions,
+    pub(crate) cancel: &'a AtomicBool,
     pub(crate) report: UnpackReport,
     /// Set while a container image's layers are extracted over each other.
     pub(crate) layer: Option<LayerEntries>,
 }
 
 impl<'a> Unpacker<'a> {
-    pub(crate) fn new(into: &Path, options: &'a UnpackOptions) -> Result<Self> {
+    pub(crate) fn new(
+        into: &Path,
+        options: &'a UnpackOptions,
+        cancel: &'a AtomicBool,
+    ) -> Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let root = nix::fcntl::open(into, flags, Mode::empty())
             .context(|| format!("cannot open directory `{}`", into.display()))?;
@@ -166,6 +170,7 @@ impl<'a> Unpacker<'a> {
             newest: 0,
             names: 0,
             options,
+            cancel,
             report: UnpackReport::default(),
             layer: None,
         })
@@ -175,13 +180,12 @@ impl<'a> Unpacker<'a> {
     pub(crate) fn archive(
         &mut self,
         stream: impl BufRead,
-        cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let mut reader = Reader::new(stream, self.options.limits.path);
         while let Some(entry) = reader.next_entry()? {
-            stop_if(cancel)?;
-            self.entry(&mut reader, entry, cancel, progress)?;
+            stop_if(self.cancel)?;
+            self.entry(&mut reader, entry, progress)?;
         }
         Ok(())
     }
@@ -190,7 +194,6 @@ impl<'a> Unpacker<'a> {
         &mut self,
         reader: &mut Reader<R>,
         mut entry: TarEntry,
-        cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let limits = &self.options.limits;
@@ -256,7 +259,7 @@ impl<'a> Unpacker<'a> {
                 let target = target.clone();
                 self.hard_link(name, &path, &target, &entry.path)
             }
-            _ => self.file(reader, &path, &entry, cancel, progress),
+            _ => self.file(reader, &path, &entry, progress),
         }
     }
 
@@ -486,14 +489,14 @@ impl<'a> Unpacker<'a> {
         reader: &mut Reader<R>,
         path: &[u8],
         entry: &TarEntry,
-        cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         match &entry.kind {
             TarEntryKind::File { size, map } => {
                 let file = self.replacing(name, path, |parent| beneath::create(parent, name))?;
-                copy_data(reader, &file, *size, map.as_deref(), &entry.path, cancel)?;
+                let map = map.as_deref();
+                copy_data(reader, &file, *size, map, &entry.path, self.cancel)?;
                 self.finish_file(&file, entry)?;
                 progress(self.report.bytes);
                 return Ok(());
