@@ -10,9 +10,8 @@ use crate::plan::ids::EnvName;
 use crate::share::Shareable;
 use crate::store::export::{self, ExportedEntry, OutputsExport};
 use crate::sys::error::{Kind, Result};
-use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, object, text};
+use crate::ui::{object, text};
 use crate::up::context::Context;
 use crate::up::push;
 use crate::up::task::Task;
@@ -108,14 +107,12 @@ fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, ExportedEntry>
 fn snapshots(cx: &Context, args: &ExportArgs, env: &EnvName, place: &Path) -> Result<()> {
     cx.host_as_root("exporting snapshots")?;
     let store = cx.existing_store()?;
-    let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(Format::Human);
+    let task = Task::start(cx)?;
     let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
-    let warn = |text| reporter.warn(text);
+    let warn = |text| task.reporter.warn(text);
     let what = Shareable::of(&store, env, args.until.as_deref(), reuse, &warn)?;
-    let task = Task::new(cx, &signals, &reporter);
-    let (pushed, message) = push::to_file(task, &store, place, &what)?;
-    reporter.finish(Outcome::Done, message);
+    let (pushed, message) = push::to_file(&task, &store, place, &what)?;
+    task.reporter.finish(Outcome::Done, message);
     if cx.json {
         let last = what.layers.last();
         cx.ui.json(&object! {

@@ -6,8 +6,7 @@ use clap::Args;
 
 use crate::share::{self, Import, Pulled};
 use crate::sys::error::Result;
-use crate::sys::signals::Signals;
-use crate::ui::{Format, object};
+use crate::ui::object;
 use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, Task};
@@ -29,12 +28,10 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     let engine = args.engine.as_deref();
     registry::host_for(cx, engine, "importing snapshots")?;
     let service = registry::service(cx, engine)?;
-    let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(Format::Human);
+    let task = Task::start(cx)?;
     let store = cx.store()?;
     let from = args.from.display();
     let shown = format!("import {from}");
-    let task = Task::new(cx, &signals, &reporter);
     let to = Import {
         store: &store,
         user: &cx.config.user,
@@ -47,7 +44,7 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     cx.flush_in_background(&store)?;
     let taken = taken?;
     for pulled in &taken {
-        registry::note_incremental(pulled, &reporter);
+        registry::note_incremental(pulled, &task.reporter);
         let image = store.image(&pulled.image.parse()?)?;
         if let Some(image) = image.filter(|image| !store.is_current(image).unwrap_or(false)) {
             cx.ui.warn(&format!(
@@ -63,7 +60,7 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         all.bytes += one.bytes;
         all
     });
-    registry::finish("imported", &all, &from, &reporter);
+    registry::finish("imported", &all, &from, &task.reporter);
     if cx.json {
         cx.ui
             .json(&object! { schema: "rockenv/import/1", snapshots: &taken })?;

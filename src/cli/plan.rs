@@ -16,8 +16,6 @@ use crate::plan::{Action, Observed, Plan, PlanStep, Volumes, plan as decide};
 use crate::rocm::gpu;
 use crate::store::{Store, source};
 use crate::sys::error::{Kind, Result};
-use crate::sys::signals::Signals;
-use crate::ui::Format;
 use crate::up::context::Context;
 use crate::up::host_writes::HostWrites;
 use crate::up::observe::{plan_for, wanted};
@@ -58,8 +56,8 @@ pub(crate) fn show_plan(
     let mut spec = gathered.resolve(store.as_ref())?;
     let mut remote = None;
     if args.pulls(&cx.config) {
-        let (signals, reporter) = (Signals::take()?, cx.ui.reporter(Format::Human));
-        if let Some(source) = Source::new(Task::new(cx, &signals, &reporter), args)? {
+        let task = Task::start(cx)?;
+        if let Some(source) = Source::new(&task, args)? {
             (spec, remote) = registry::remote(&source, store.as_ref(), &mut gathered, args, spec)?;
         }
     }

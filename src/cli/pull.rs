@@ -10,8 +10,7 @@ use crate::share::{self, Import, Pulled, Repository, SnapshotRef, WantedChain};
 use crate::store::history::Reuse;
 use crate::store::{Store, check_name};
 use crate::sys::error::{Kind, Result};
-use crate::sys::signals::Signals;
-use crate::ui::{Format, object};
+use crate::ui::object;
 use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, Task};
@@ -42,10 +41,9 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
             .help(format!("rockenv pull {}", args.what)));
     }
     registry::host_for(cx, engine, "pulling snapshots")?;
-    let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(Format::Human);
+    let task = Task::start(cx)?;
     let asking = Asking {
-        task: Task::new(cx, &signals, &reporter),
+        task: &task,
         reuse: cx.config.reuse.or_incremental(args.allow_incremental),
         verify: args.verify.as_deref(),
     };
@@ -66,7 +64,7 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
 
 /// The context of a pull.
 struct Asking<'a> {
-    task: Task<'a>,
+    task: &'a Task<'a>,
     reuse: Reuse,
     /// Public key that replaces the configured one.
     verify: Option<&'a Path>,

@@ -7,9 +7,8 @@ use clap::Args;
 use crate::plan::ids::EnvName;
 use crate::share::Shareable;
 use crate::sys::error::Result;
-use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, object};
+use crate::ui::object;
 use crate::up::context::Context;
 use crate::up::task::Task;
 use crate::up::{push, registry};
@@ -47,18 +46,18 @@ pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     }
     repository.signs_unverified = args.sign_unverified;
     let store = cx.existing_store()?;
-    let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(Format::Human);
+    let task = Task::start(cx)?;
     let until = args.until.as_deref();
     let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
-    let what = Shareable::of(&store, &args.env, until, reuse, &|text| reporter.warn(text))?;
-    let task = Task::new(cx, &signals, &reporter);
-    let (pushed, message) = push::to_registry(task, &store, &repository, &what, None)?;
+    let what = Shareable::of(&store, &args.env, until, reuse, &|text| {
+        task.reporter.warn(text)
+    })?;
+    let (pushed, message) = push::to_registry(&task, &store, &repository, &what, None)?;
     let outcome = match pushed.tags {
         0 => Outcome::Hit,
         _ => Outcome::Done,
     };
-    reporter.finish(outcome, message);
+    task.reporter.finish(outcome, message);
     if cx.json {
         return cx
             .ui

@@ -6,9 +6,8 @@ use sha2::{Digest as _, Sha256};
 use crate::plan::ids::EnvName;
 use crate::store::lock;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, Reporter, object, size, text};
+use crate::ui::{Reporter, object, size, text};
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::ephemeral;
@@ -36,11 +35,10 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     env.check_owner()?;
     let spec = store.spec(&args.env)?;
     let segments = segments(&store, &spec, env.known_record()?, &args.steps)?;
-    let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(Format::Human);
+    let task = Task::start(cx)?;
     let name = scratch_name(&args.env)?;
     let with = Fetching {
-        task: Task::new(cx, &signals, &reporter),
+        task: &task,
         store: &store,
         offline: false,
     };
@@ -50,12 +48,12 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let removed = ephemeral::end(&store, &name, claim);
     drop(env);
     cx.tidy(&store)?;
-    let steps = match (outcome, signals.pending()?) {
+    let steps = match (outcome, task.signals.pending()?) {
         (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
         (outcome, _) => outcome?,
     };
     removed.map_err(|error| error.help("to remove the rest, run: rockenv gc"))?;
-    say(cx, &reporter, &args.env, &steps)
+    say(cx, &task.reporter, &args.env, &steps)
 }
 
 /// Returns the name of the env's scratch env. Every verification uses the same name, because the lock of a removed env

@@ -40,7 +40,7 @@ struct Download {
 /// The context of fetching, for `up`, `lock` and `verify`.
 #[derive(Clone, Copy)]
 pub(crate) struct Fetching<'a> {
-    pub(crate) task: Task<'a>,
+    pub(crate) task: &'a Task<'a>,
     pub(crate) store: &'a Store,
     pub(crate) offline: bool,
 }
@@ -59,7 +59,7 @@ impl Fetching<'_> {
         }
         if spec.resources.ninja {
             let _downloads = self.store.keep_downloads()?;
-            let cancel = Cancel::new(self.task.signals);
+            let cancel = Cancel::new(&self.task.signals);
             let (run_dir, blobs) = (env.run_dir(), self.store.root().join("blobs"));
             let own = self.task.cx.config.ninja.as_deref();
             let root = self.store.image_root(image);
@@ -148,7 +148,7 @@ impl Fetching<'_> {
 
     /// Returns the digest of a file. A signal interrupts it: a step may leave a sparse file that exceeds any disk.
     fn digest(&self, mut file: impl Read, algorithm: Algorithm) -> Result<String> {
-        let cancel = Cancel::new(self.task.signals);
+        let cancel = Cancel::new(&self.task.signals);
         cancel.outcome(cancel.watch(|| fetch::digest_of(&mut file, algorithm, cancel.flag())))
     }
 

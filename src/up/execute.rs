@@ -24,7 +24,7 @@ pub(super) fn execute<'a>(
     plan: &Plan,
 ) -> Result<ExecutionProgress> {
     let (spec, gathered) = (&resolved.spec, &resolved.gathered);
-    let (selection, reporter) = (gathered.selection, run.with.task.reporter);
+    let (selection, reporter) = (gathered.selection, &run.with.task.reporter);
     run.with
         .prepare_containers(env, spec, &resolved.image.key)?;
     if let Some(service) = env.service()? {
@@ -61,7 +61,7 @@ pub(super) fn execute<'a>(
         stale: None,
         recorded: run.recorded,
         sizing: &selection.sizing,
-        signals: run.with.task.signals,
+        signals: &run.with.task.signals,
         reporter,
     }
     .run()?;

@@ -7,8 +7,6 @@ use clap::Args;
 use crate::plan::lockfile::{self, LockChange, Lockfile};
 use crate::plan::resolve::VolumeKind;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::signals::Signals;
-use crate::ui::Format;
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::lock_inputs::{ALL, Locking};
@@ -70,11 +68,10 @@ pub(crate) fn lock(
         false => cx.host_as_root(&what)?,
     };
     let store = cx.store()?;
-    let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(Format::Human);
+    let task = Task::start(cx)?;
     let locking = Locking {
         with: Fetching {
-            task: Task::new(cx, &signals, &reporter),
+            task: &task,
             store: &store,
             offline: false,
         },
@@ -84,12 +81,12 @@ pub(crate) fn lock(
     let command = locked::command(request, options.file.as_deref());
     let outcome = locking.lock(&mut selection, &path, command);
     cx.tidy(&store)?;
-    let lock = match (outcome, signals.pending()?) {
+    let lock = match (outcome, task.signals.pending()?) {
         (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
         (outcome, _) => outcome?,
     };
     if let Some(message) = lock.login_warning(&path) {
-        reporter.warn(message);
+        task.reporter.warn(message);
     }
     let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
     // A changed machine description alone is no reason to rewrite the file.

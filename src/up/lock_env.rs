@@ -77,7 +77,7 @@ pub(super) fn record(
 
 /// Moves an env to the bare image. Keeps manual changes, and build volumes that no snapshot contains.
 fn keep_work(run: &Run<'_>, env: &mut LockedEnv<'_>) -> Result<()> {
-    let reporter = run.with.task.reporter;
+    let reporter = &run.with.task.reporter;
     if let Some(name) = env.keep_changes("before-image")? {
         reporter.warn(format!(
             "the image changed: changes made by `exec` or `shell` are kept as snapshot `{name}`"

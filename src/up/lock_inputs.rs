@@ -100,7 +100,7 @@ impl Locking<'_> {
         for message in gathered.fetch(self.with)? {
             self.warn(message);
         }
-        let cancel = Cancel::new(self.with.task.signals);
+        let cancel = Cancel::new(&self.with.task.signals);
         let git = Git::until(&selection.inputs.user, &cancel);
         for volume in resolve::volumes(&gathered.selection.profile, &gathered.inputs)? {
             let inside = matches!(&volume.source, VolumeSource::Git(git) if git.submodules);
@@ -246,7 +246,7 @@ impl Locking<'_> {
 
     /// Returns each source as it was locked, or as it is now.
     fn sources(&self, selection: &Selection) -> Result<BTreeMap<String, LockedSource>> {
-        let cancel = Cancel::new(self.with.task.signals);
+        let cancel = Cancel::new(&self.with.task.signals);
         let git = Git::until(&selection.inputs.user, &cancel);
         let mut sources = BTreeMap::new();
         for volume in resolve::volumes(&selection.profile, &selection.inputs)? {

@@ -92,7 +92,12 @@ pub(crate) fn up(
     let (selection, store, signals, metrics, claim) = begun?;
     let reporter = cx.ui.reporter(args.progress).with_metrics(metrics);
     selection.notes.iter().for_each(|note| reporter.warn(note));
-    let task = Task::new(cx, &signals, &reporter);
+    let task = Task {
+        cx,
+        signals,
+        reporter,
+    };
+    let (task, reporter) = (&task, &task.reporter);
     let name = &selection.name;
     let reuse = args.plan.reuse(&cx.config);
     let pushing = args.pushes(&cx.config);
@@ -115,7 +120,7 @@ pub(crate) fn up(
         }
         _ => background
             .into_iter()
-            .for_each(|background| background.stop(&reporter)),
+            .for_each(|background| background.stop(reporter)),
     }
     // Finished steps are pushed by now, so a broken build can end as an error like any other.
     let outcome = outcome.and_then(Finished::unless_broken);
@@ -132,7 +137,7 @@ pub(crate) fn up(
     let (finished, fate) = match outcome {
         Ok(finished) => finished,
         Err(error) => {
-            let signal = match (signals.pending()?, error.kind()) {
+            let signal = match (task.signals.pending()?, error.kind()) {
                 // The work that the signal stopped has read it.
                 (None, Kind::Signal(signal)) => Some(signal),
                 // The same Ctrl-C ended the failed tool.
@@ -208,7 +213,7 @@ fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result
 
 /// Resolves, locks, plans and executes. `recorded` is told the step of each new snapshot.
 fn build(
-    task: Task<'_>,
+    task: &Task<'_>,
     args: &UpOptions,
     store: &Store,
     selection: &Selection,
@@ -229,7 +234,7 @@ fn build(
     match attempts(&run, selection, &mut has_run) {
         // Finished steps are still pushed.
         Err(error) if has_run => Ok(Finished {
-            ended: Some(Ended::failed(error, task.signals)),
+            ended: Some(Ended::failed(error, &task.signals)),
             env: selection.name.clone(),
             lacking: String::new(),
             blocked: Vec::new(),

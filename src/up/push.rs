@@ -25,7 +25,7 @@ use crate::up::task::{Subject, Task};
 
 /// Pushes the shareable snapshots that a push in the background has not sent; returns the closing message.
 pub(crate) fn to_registry(
-    task: Task<'_>,
+    task: &Task<'_>,
     store: &Store,
     repository: &Repository,
     what: &Shareable,
@@ -56,7 +56,7 @@ pub(crate) fn to_registry(
 
 /// Writes the shareable snapshots to a file or a directory; returns the closing message.
 pub(crate) fn to_file(
-    task: Task<'_>,
+    task: &Task<'_>,
     store: &Store,
     place: &Path,
     what: &Shareable,
@@ -76,7 +76,7 @@ pub(crate) fn to_file(
 }
 
 fn send(
-    task: Task<'_>,
+    task: &Task<'_>,
     label: &str,
     send: impl FnOnce(&mut TaskContext<'_>) -> Result<Pushed>,
 ) -> Result<Pushed> {
@@ -116,7 +116,7 @@ pub(crate) struct Background {
 
 impl Background {
     pub(super) fn start(
-        task: Task<'_>,
+        task: &Task<'_>,
         store: &Store,
         name: &EnvName,
         reuse: Reuse,
@@ -200,7 +200,7 @@ impl Background {
 
 /// Pushes the finished steps after an `up`. A registry's refusal undoes nothing; only a signal is an error.
 pub(super) fn finished_steps(
-    task: Task<'_>,
+    task: &Task<'_>,
     store: &Store,
     name: &EnvName,
     reuse: Reuse,

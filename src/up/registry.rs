@@ -131,7 +131,7 @@ pub(crate) fn note_incremental(pulled: &Pulled, reporter: &Reporter) {
 
 /// The registry that provides missing steps to `up`.
 pub(crate) struct Source<'a> {
-    task: Task<'a>,
+    task: &'a Task<'a>,
     pub(crate) repository: Repository,
     reuse: Reuse,
     /// Whether it failed. The failure is reported once, and the registry is not asked again.
@@ -140,7 +140,7 @@ pub(crate) struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// Returns the source, if pulling is requested.
-    pub(crate) fn new(task: Task<'a>, args: &PlanOptions) -> Result<Option<Self>> {
+    pub(crate) fn new(task: &'a Task<'a>, args: &PlanOptions) -> Result<Option<Self>> {
         let cx = task.cx;
         if !args.pulls(&cx.config) {
             return Ok(None);

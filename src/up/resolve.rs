@@ -168,7 +168,7 @@ impl<'a> Gathered<'a> {
         let (store, offline) = (with.store, with.offline);
         let selection = self.selection;
         let volumes = resolve::volumes(&selection.profile, &self.inputs)?.into_iter();
-        let cancel = Cancel::new(with.task.signals);
+        let cancel = Cancel::new(&with.task.signals);
         let git = Git::until(&selection.inputs.user, &cancel);
         for volume in volumes.filter(|volume| volume.kind == VolumeKind::Source) {
             let directory = match volume.source {

@@ -9,8 +9,8 @@ use crate::store::Store;
 use crate::store::images::{Image, TaskContext};
 use crate::sys::error::Result;
 use crate::sys::signals::{Cancel, Signals};
-use crate::ui::Reporter;
 use crate::ui::event::Event;
+use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,24 +21,24 @@ pub(crate) enum Subject<'a> {
 }
 
 /// A command that does long work: its context, the signals that stop it, and its reporter.
-#[derive(Clone, Copy)]
 pub(crate) struct Task<'a> {
     pub(crate) cx: &'a Context,
-    pub(crate) signals: &'a Signals,
-    pub(crate) reporter: &'a Reporter,
+    pub(crate) signals: Signals,
+    pub(crate) reporter: Reporter,
 }
 
 impl<'a> Task<'a> {
-    pub(crate) fn new(cx: &'a Context, signals: &'a Signals, reporter: &'a Reporter) -> Self {
-        Self {
+    /// Blocks the signals for the rest of this process.
+    pub(crate) fn start(cx: &'a Context) -> Result<Self> {
+        Ok(Self {
             cx,
-            signals,
-            reporter,
-        }
+            signals: Signals::take()?,
+            reporter: cx.ui.reporter(Format::Human),
+        })
     }
 
     pub(crate) fn build_image(
-        self,
+        &self,
         store: &Store,
         name: &str,
         recipe: &Recipe,
@@ -55,7 +55,7 @@ impl<'a> Task<'a> {
     /// Returns the image that a lock file names, building it if it is missing. An image with another key is only
     /// described.
     pub(crate) fn locked_image(
-        self,
+        &self,
         store: &Store,
         recipe: &Recipe,
         wanted: &LockedImage,
@@ -72,14 +72,14 @@ impl<'a> Task<'a> {
         Ok(image)
     }
 
-    fn image_finished(self, name: &str, started: Instant) {
+    fn image_finished(&self, name: &str, started: Instant) {
         self.reporter.emit(&Event::ImageFinished {
             image: name.to_owned(),
             wall_ms: millis(started),
         });
     }
 
-    pub(crate) fn transfer_finished(self, what: String, started: Instant) {
+    pub(crate) fn transfer_finished(&self, what: String, started: Instant) {
         self.reporter.emit(&Event::TransferFinished {
             what,
             wall_ms: millis(started),
@@ -88,12 +88,12 @@ impl<'a> Task<'a> {
 
     /// Runs work with its progress shown; a signal cancels it.
     pub(crate) fn with_progress<T>(
-        self,
+        &self,
         subject: Subject<'_>,
         work: impl FnOnce(&mut TaskContext<'_>) -> Result<T>,
     ) -> Result<T> {
         let Self { cx, reporter, .. } = self;
-        let cancel = Cancel::new(self.signals);
+        let cancel = Cancel::new(&self.signals);
         let notice = Notice::default();
         let mut progress = |progress: BuildProgress<'_>| {
             cancel.poll();

@@ -240,8 +240,8 @@ impl<'a> Rebuild<'a> {
             stale: None,
             recorded: None,
             sizing,
-            signals: self.with.task.signals,
-            reporter: self.with.task.reporter,
+            signals: &self.with.task.signals,
+            reporter: &self.with.task.reporter,
         }
     }
 
@@ -259,7 +259,7 @@ impl<'a> Rebuild<'a> {
                 .ok_or_else(|| missing().help("rockenv fsck"))
         };
         let (old, new) = (layer_of(self.env)?, layer_of(scratch)?);
-        let cancel = Cancel::new(self.with.task.signals);
+        let cancel = Cancel::new(&self.with.task.signals);
         let comparison = StepComparison {
             store,
             before: Side {
@@ -327,7 +327,7 @@ fn read_hooks(
             }
         }
     }
-    let cancel = Cancel::new(with.task.signals);
+    let cancel = Cancel::new(&with.task.signals);
     let fetched = hooks::fetch_patches(&mut hooks, with.store, false, &cancel);
     cancel.outcome(fetched)?;
     Ok(hooks)

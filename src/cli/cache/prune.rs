@@ -10,9 +10,9 @@ use crate::profile::value;
 use crate::share::{self, Keep, PrunePlan};
 use crate::store::Store;
 use crate::sys::error::Result;
-use crate::sys::signals::{Cancel, Signals};
+use crate::sys::signals::Cancel;
 use crate::ui::table::Table;
-use crate::ui::{Format, object, size};
+use crate::ui::{object, size};
 use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, Task};
@@ -37,9 +37,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     let named = args.registry.as_ref().and_then(Option::as_deref);
     let repository = registry::repository(cx, named, None)?;
     let keep = keep(cx, args)?;
-    let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(Format::Human);
-    let task = Task::new(cx, &signals, &reporter);
+    let task = Task::start(cx)?;
     let label = format!("look at {repository}");
     let plan = task.with_progress(Subject::Transfer(&label), |cx| {
         share::survey(&repository, &keep, cx)
@@ -50,7 +48,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     let (mut removed, mut bytes) = (plan.removed.clone(), plan.bytes);
     if !args.dry_run && !plan.removed.is_empty() {
         let tags = size::count(plan.removed.len(), "tag");
-        let cancel = Cancel::new(&signals);
+        let cancel = Cancel::new(&task.signals);
         let agreed = cx.confirm(&format!("remove {tags} from {repository}?"));
         cancel.poll();
         cancel.outcome(agreed)?;

@@ -4,9 +4,8 @@ use clap::Args;
 
 use crate::image::catalog;
 use crate::sys::error::Result;
-use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, size};
+use crate::ui::size;
 use crate::up::context::Context;
 use crate::up::task::Task;
 
@@ -23,7 +22,6 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     cx.host_as_root("building an image")?;
     let store = cx.store()?;
     let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
-    let reporter = cx.ui.reporter(Format::Human);
     let old = store.image_of(&recipe)?;
     if !args.refresh
         && let Some(image) = old
@@ -36,8 +34,7 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
         ));
         return Ok(());
     }
-    let signals = Signals::take()?;
-    let task = Task::new(cx, &signals, &reporter);
+    let task = Task::start(cx)?;
     let built = task.build_image(&store, &args.name, &recipe, args.refresh);
     // A failed build leaves even more in the trash. Its error takes precedence over one from the cleanup.
     let tidied = cx.tidy(&store);
@@ -55,6 +52,6 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     if let Some(resolved) = &image.resolved {
         message = format!("{message}, from {resolved}");
     }
-    reporter.finish(Outcome::Done, message);
+    task.reporter.finish(Outcome::Done, message);
     Ok(())
 }

@@ -6,9 +6,8 @@ use crate::cli::code_of;
 use crate::image::catalog;
 use crate::store::images::VerifiedImage;
 use crate::sys::error::{Kind, Result};
-use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, object, size, text};
+use crate::ui::{object, size, text};
 use crate::up::context::Context;
 use crate::up::task::{Subject, Task};
 
@@ -21,9 +20,7 @@ pub struct VerifyArgs {
 pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let store = cx.store_to_change("building an image")?;
     let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
-    let reporter = cx.ui.reporter(Format::Human);
-    let signals = Signals::take()?;
-    let task = Task::new(cx, &signals, &reporter);
+    let task = Task::start(cx)?;
     let verified = task.with_progress(Subject::Image(&args.name), |cx| {
         store.verify_image(&args.name, &recipe, cx)
     });
@@ -50,7 +47,7 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
             ),
         )
     };
-    reporter.finish(outcome, message);
+    task.reporter.finish(outcome, message);
     let code = code_of(same, Kind::Drift);
     if cx.json {
         let differences = differences
