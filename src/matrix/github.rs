@@ -1,10 +1,13 @@
 //! Owns the workflow for GitHub Actions. Pure.
 
-use super::jobs::hosted;
+use super::jobs::{Job, hosted};
 use super::pipeline::{Pipeline, Share, block, list, scalar};
 
 /// Checks out the profile's repository. Pinned by commit, because a tag can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
+
+/// Id of the job for the common steps. [`id`] returns no such one.
+const COMMON: &str = "common";
 
 /// The action that installs rockenv on machines that lack it.
 #[derive(Clone, Debug)]
@@ -45,42 +48,18 @@ defaults:
 jobs:
 "
     ));
-    let mut add = |env: &str, one: &WorkflowJob<'_>| {
+    for one in pipeline.common.iter().chain(&pipeline.jobs) {
         text.push(job(pipeline, action, one));
         if !pipeline.cleans_last() {
             // The job's own status is `cancelled` even if the build never began.
             let status = "steps.build.outcome";
-            text.push(always(&pipeline.clean([env], one.runner), status));
+            let lines = pipeline.clean([one.env.as_str()], &one.runner);
+            text.push(always(&lines, status));
         }
-    };
-    let common = pipeline.common.as_ref();
-    if let Some(common) = common {
-        let one = WorkflowJob {
-            id: "common",
-            name: &format!("common steps, up to {}", common.until),
-            runner: &common.runner,
-            needs: None,
-            run: &pipeline.build_common(common, &[]),
-        };
-        add(&common.env, &one);
-    }
-    for one in &pipeline.jobs {
-        let needs = match &one.needs {
-            Some(needs) => Some(id(needs)),
-            None => common.map(|_| "common".to_owned()),
-        };
-        let named = WorkflowJob {
-            id: &id(&one.name),
-            name: &one.name,
-            runner: &one.runner,
-            needs: needs.as_deref(),
-            run: &pipeline.build(one, &[]),
-        };
-        add(&one.env, &named);
     }
     if pipeline.cleans_last() {
         let mut needs: Vec<String> = pipeline.jobs.iter().map(|job| id(&job.name)).collect();
-        needs.extend(common.map(|_| "common".to_owned()));
+        needs.extend(pipeline.common.as_ref().map(|_| COMMON.to_owned()));
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
         text.push(format!(
             "  clean:
@@ -103,22 +82,19 @@ jobs:
     text.concat()
 }
 
-/// A job in the terms of the workflow.
-struct WorkflowJob<'a> {
-    id: &'a str,
-    name: &'a str,
-    runner: &'a [String],
-    needs: Option<&'a str>,
-    run: &'a [String],
-}
-
 /// Writes a job and its main step.
-fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> String {
-    let needs = job.needs.map(|needs| format!("    needs: {needs}\n"));
-    let needs = needs.unwrap_or_default();
-    let run: Vec<String> = job.run.iter().map(|line| literal(line)).collect();
+fn job(pipeline: &Pipeline, action: Option<&Action>, job: &Job) -> String {
+    let (id_of_job, name) = match &job.until {
+        Some(until) => (COMMON.to_owned(), format!("{}, up to {until}", job.name)),
+        None => (id(&job.name), job.name.clone()),
+    };
+    let common = pipeline.follows_common(job).then(|| COMMON.to_owned());
+    let needs = job.needs.as_deref().map(id).or(common);
+    let needs = needs.map_or_else(String::new, |needs| format!("    needs: {needs}\n"));
+    let lines = pipeline.build(job, &[]);
+    let run: Vec<String> = lines.iter().map(|line| literal(line)).collect();
     format!(
-        "  {}:
+        "  {id_of_job}:
     name: {}
 {needs}    runs-on: {}
     timeout-minutes: {}
@@ -129,12 +105,11 @@ fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> S
 {}      - id: build
         name: build
         run: {}",
-        job.id,
-        literal(&scalar(job.name)),
-        literal(&list(job.runner)),
+        literal(&scalar(&name)),
+        literal(&list(&job.runner)),
         pipeline.calls.minutes,
         environment(pipeline),
-        install(action, job.runner),
+        install(action, &job.runner),
         block(10, &run)
     )
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use super::jobs::take_option;
+use super::jobs::{Job, take_option};
 use super::pipeline::{Pipeline, block, list, scalar};
 use crate::sys::error::Result;
 
@@ -20,7 +20,6 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
     if pipeline.cleans_last() {
         text.push(one_at_a_time(file));
     }
-    let common = pipeline.common.as_ref();
     let metrics = match metrics(pipeline) {
         Some(path) if !is_in_checkout(&path) => {
             return Err(
@@ -31,23 +30,8 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
         Some(_) => Vec::new(),
         None => vec!["--metrics".to_owned(), METRICS.to_owned()],
     };
-    if let Some(common) = common {
-        let script = pipeline.build_common(common, &metrics);
-        let (env, runner) = (&common.env, &common.runner);
-        let one = job(pipeline, COMMON, "common", env, runner, None, &script);
-        text.push(one);
-    }
-    for one in &pipeline.jobs {
-        let needs = match &one.needs {
-            Some(needs) => Some(format!("build {needs}")),
-            None => common.map(|_| COMMON.to_owned()),
-        };
-        let stage = if one.needs.is_some() { "test" } else { "build" };
-        let name = format!("{stage} {}", one.env);
-        let script = pipeline.build(one, &metrics);
-        let (env, runner, needs) = (&one.env, &one.runner, needs.as_deref());
-        text.push(job(pipeline, &name, stage, env, runner, needs, &script));
-    }
+    let jobs = pipeline.common.iter().chain(&pipeline.jobs);
+    text.extend(jobs.map(|one| job(pipeline, one, &metrics)));
     if pipeline.cleans_last() {
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
         let lines = pipeline.clean(pipeline.envs(), runner);
@@ -86,23 +70,24 @@ fn one_at_a_time(file: &str) -> String {
     )
 }
 
-fn job(
-    pipeline: &Pipeline,
-    name: &str,
-    stage: &str,
-    env: &str,
-    runner: &[String],
-    needs: Option<&str>,
-    script: &[String],
-) -> String {
+/// Writes a job. `more` are further options for `up`.
+fn job(pipeline: &Pipeline, job: &Job, more: &[String]) -> String {
+    let (stage, name) = match (&job.until, &job.needs) {
+        (Some(_), _) => ("common", COMMON.to_owned()),
+        (None, Some(_)) => ("test", format!("test {}", job.env)),
+        (None, None) => ("build", format!("build {}", job.env)),
+    };
+    let common = pipeline.follows_common(job).then(|| COMMON.to_owned());
+    let needs = job.needs.as_ref().map(|needs| format!("build {needs}"));
     // With the other job's artifacts, `up` would append to that job's metrics.
-    let needs = needs.map(|job| format!("{{job: {}, artifacts: false}}", scalar(job)));
+    let needs = needs.or(common);
+    let needs = needs.map(|needs| format!("{{job: {}, artifacts: false}}", scalar(&needs)));
     let minutes = pipeline.calls.minutes;
     let (when, minutes, after) = match pipeline.cleans_last() {
         true => (INNER, minutes, String::new()),
         false => {
             // These run whatever the job's outcome.
-            let lines = block(6, &pipeline.clean([env], runner));
+            let lines = block(6, &pipeline.clean([job.env.as_str()], &job.runner));
             let after = format!("  after_script:\n    - {lines}");
             // The script's limit, plus an hour for `after_script` and 15 minutes for the rest of the job.
             let minutes = minutes.saturating_add(75);
@@ -119,12 +104,12 @@ fn job(
     paths: {}
   script:
     - {}{after}",
-        scalar(name),
+        scalar(&name),
         needs.unwrap_or_default(),
-        tags(runner),
+        tags(&job.runner),
         variables(pipeline),
         list(&[metrics(pipeline).as_deref().unwrap_or(METRICS)]),
-        block(6, script)
+        block(6, &pipeline.build(job, more))
     )
 }
 

@@ -202,6 +202,9 @@ pub(crate) struct Job {
     /// Name of the job that must finish first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
+    /// Name of the last step that is common to all envs, for the job that builds only these.
+    #[serde(skip)]
+    pub until: Option<String>,
 }
 
 /// An env, and whether its profile has GPU steps.
@@ -258,6 +261,7 @@ pub(crate) fn jobs(
             runner: runners.build.clone(),
             needs_gpu: false,
             needs: None,
+            until: None,
         };
         if !env.gpu {
             jobs.push(job);

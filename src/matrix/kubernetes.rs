@@ -116,7 +116,7 @@ fn phases(pipeline: &Pipeline) -> Vec<Phase<'_>> {
         envs: vec![&common.env],
         after: None,
         gpu: false,
-        lines: pipeline.build_common(common, &more),
+        lines: pipeline.build(common, &more),
     });
     let after = common.as_ref().map(|common| common.name);
     let phase = |name, after, gpu| {

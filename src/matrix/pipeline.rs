@@ -73,19 +73,6 @@ pub(crate) struct Size {
     pub disk: Option<u64>,
 }
 
-/// The steps common to all envs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Common {
-    /// The env that builds the common steps.
-    pub env: String,
-    /// Arguments of that env's `up`.
-    pub up: Vec<String>,
-    /// Name of the last common step.
-    pub until: String,
-    /// Labels of the machines that may run it.
-    pub runner: Vec<String>,
-}
-
 /// How jobs exchange results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
@@ -101,8 +88,8 @@ pub(crate) enum Share {
 pub(crate) struct Pipeline {
     pub calls: Calls,
     pub size: Size,
-    /// Common steps, built first; absent if the jobs share nothing.
-    pub common: Option<Common>,
+    /// The job for the common steps, which comes first; absent if the jobs share nothing.
+    pub common: Option<Job>,
     /// One job per env, followed by the job for its GPU steps, if any.
     pub jobs: Vec<Job>,
     pub share: Share,
@@ -114,7 +101,7 @@ impl Pipeline {
     pub(crate) fn new(
         mut calls: Calls,
         size: Size,
-        common: Option<Common>,
+        common: Option<Job>,
         jobs: Vec<Job>,
         share: Share,
     ) -> Result<Self> {
@@ -192,29 +179,27 @@ impl Pipeline {
         envs
     }
 
-    /// Returns the lines that build the common steps and check that other jobs can get them. `up` only warns about a
-    /// refused push, but this job has no other purpose, so it pushes explicitly.
-    pub(crate) fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
-        // `--rerun` steps run in each env anyway.
-        let (mut options, _) = take_option(&self.calls.options, "--rerun");
-        // The last `--until` wins.
-        options.extend(["--until".to_owned(), common.until.clone()]);
-        let rockenv = self.calls.rockenv(&common.runner);
-        let up = self.up(rockenv, &words(&common.up), &[more, &options].concat());
-        let mut lines = self.before();
-        lines.push(up);
-        if let Share::Registry(_) = self.share {
-            lines.push(format!("{rockenv} push {}", quote(&common.env)));
-        }
-        lines
+    /// Returns whether a job must wait for the common steps, and for no other job.
+    pub(super) fn follows_common(&self, job: &Job) -> bool {
+        self.common.is_some() && job.until.is_none() && job.needs.is_none()
     }
 
     /// Returns the lines of a job. `more` are further options for `up`.
     pub(crate) fn build(&self, job: &Job, more: &[String]) -> Vec<String> {
-        let options = [more, &self.calls.options].concat();
+        let mut options = [more, &self.calls.options].concat();
+        if let Some(until) = &job.until {
+            // `--rerun` steps run in each env anyway.
+            (options, _) = take_option(&options, "--rerun");
+            // The last `--until` wins.
+            options.extend(["--until".to_owned(), until.clone()]);
+        }
         let rockenv = self.calls.rockenv(&job.runner);
         let mut lines = self.before();
         lines.push(self.up(rockenv, &words(&job.up), &options));
+        if let (Some(_), Share::Registry(_)) = (&job.until, &self.share) {
+            // `up` only warns about a refused push, but other jobs must get the common steps.
+            lines.push(format!("{rockenv} push {}", quote(&job.env)));
+        }
         lines
     }
 
@@ -374,6 +359,7 @@ pub(super) mod tests {
             runner: vec!["big".to_owned()],
             needs_gpu: needs.is_some(),
             needs: needs.map(str::to_owned),
+            until: None,
         }
     }
 
@@ -393,11 +379,9 @@ pub(super) mod tests {
             memory: Some((3 << 30) + 1),
             disk: Some(20 << 30),
         };
-        let common = Common {
-            env: "a".to_owned(),
-            up: vec!["a".to_owned()],
-            until: "compiler".to_owned(),
-            runner: vec!["big".to_owned()],
+        let common = Job {
+            until: Some("compiler".to_owned()),
+            ..job("a", None)
         };
         let jobs = vec![job("a", None), job("a-gpu", Some("a")), job("b", None)];
         Pipeline::new(calls, size, Some(common), jobs, share).unwrap()
@@ -412,7 +396,7 @@ pub(super) mod tests {
         let registry = Share::Registry("registry.example.org/a b".to_owned());
         let sharing = pipeline(registry, &["--offline"]);
         let common = sharing.common.clone().unwrap();
-        let lines = sharing.build_common(&common, &[]);
+        let lines = sharing.build(&common, &[]);
         assert_eq!(
             lines,
             [

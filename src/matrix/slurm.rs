@@ -94,7 +94,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
     let jobs = pipeline.jobs_option();
     let mut after = "";
     if let Some(common) = &pipeline.common {
-        let lines = pipeline.build_common(common, &jobs);
+        let lines = pipeline.build(common, &jobs);
         let comment = format!("rockenv:{}", common.env);
         let options = options(pipeline, site, "%j", &[], &comment);
         text.push(submit("common", &options, &lines));

@@ -7,7 +7,7 @@ use fs_err as fs;
 
 use super::rockenv_command::{EnvPlan, GRACE, RockenvCommand};
 use crate::matrix::jobs::{Env, Job, NEEDED, Runners, jobs, shortage, take_option};
-use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
+use crate::matrix::pipeline::{Calls, Pipeline, Share, Size};
 use crate::matrix::slurm::{NO_QUEUE, QUEUED};
 use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
@@ -59,12 +59,12 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
     let gpu = asked.as_deref().unwrap_or(request.gpu);
     let jobs = jobs_for(cx, &envs, runners, gpu)?;
     let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
-    let common = match (common(&steps), cells.first(), plans.first()) {
-        (count @ 1.., Some(cell), Some(plan)) => Some(Common {
-            env: plan.env.to_string(),
+    let common = match (common(&steps), cells.first(), jobs.first()) {
+        (count @ 1.., Some(cell), Some(first)) => Some(Job {
+            name: "common steps".to_owned(),
             up: [&cell.args[..], &["--gpu".to_owned(), "none".to_owned()]].concat(),
-            until: steps[0][count - 1].name.to_string(),
-            runner: runners.build().to_vec(),
+            until: Some(steps[0][count - 1].name.to_string()),
+            ..first.clone()
         }),
         _ => None,
     };
@@ -231,16 +231,12 @@ fn check_machines(
     plans: &[EnvPlan],
     runners: &Runners,
 ) -> Result<()> {
-    let common = pipeline.common.iter();
-    let common = common.map(|common| ("common steps", &common.env, &common.runner));
-    let jobs = pipeline.jobs.iter();
-    let jobs = jobs.map(|job| (job.name.as_str(), &job.env, &job.runner));
-    for (name, env, runner) in common.chain(jobs) {
-        let plan = plans.iter().filter(|plan| *plan.env == **env);
-        let Some(short) = shortage(runner, size(plan)) else {
+    for job in pipeline.common.iter().chain(&pipeline.jobs) {
+        let plan = plans.iter().filter(|plan| *plan.env == *job.env);
+        let Some(short) = shortage(&job.runner, size(plan)) else {
             continue;
         };
-        let message = format!("{name}: needs {short}");
+        let message = format!("{}: needs {short}", job.name);
         if *runners == Runners::default() {
             return Err(Error::new(Kind::Preflight, message).help(
                 "list larger machines in a file and pass it with `--runners FILE`: `build = [\"self-hosted\"]`",
