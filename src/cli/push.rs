@@ -50,7 +50,7 @@ pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     let until = args.until.as_deref();
     let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
     let what = Shareable::of(&store, &args.env, until, reuse, &|text| {
-        task.reporter.warn(text)
+        task.reporter.warn(text);
     })?;
     let (pushed, message) = push::to_registry(&task, &store, &repository, &what, None)?;
     let outcome = match pushed.tags {

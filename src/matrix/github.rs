@@ -6,7 +6,7 @@ use super::pipeline::{Pipeline, Share, block, list, scalar};
 /// Checks out the profile's repository. Pinned by commit, because a tag can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
 
-/// Id of the job for the common steps. [`id`] returns no such one.
+/// Id of the job for the common steps. No other job can have it.
 const COMMON: &str = "common";
 
 /// The action that installs rockenv on machines that lack it.

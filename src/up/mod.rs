@@ -156,7 +156,7 @@ pub(crate) fn up(
         }
     };
     let has_run = finished.ended.is_some();
-    let code = summary::say(cx, &reporter, finished, &fate, args)?;
+    let code = summary::say(cx, reporter, finished, &fate, args)?;
     if let (Fate::Stays, true, Ok(spec)) = (&fate, is_done, store.spec(name)) {
         ResultsSummary::of(&store, &spec).note(&cx.ui);
         if let (true, Some(record)) = (has_run, store.record(name)?) {
