@@ -111,7 +111,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Applies the directories' attributes, innermost first.
+    /// Applies the directories' attributes, innermost first; returns the report.
     pub(crate) fn finish(mut self) -> Result<UnpackReport> {
         self.stack.clear();
         let newest = self.newest;

@@ -148,7 +148,7 @@ pub(crate) struct Unpacker<'a> {
     /// Bytes of the names and attributes so far.
     names: u64,
     pub(crate) options: &'a UnpackOptions,
-    pub(crate) cancel: &'a AtomicBool,
+    cancel: &'a AtomicBool,
     pub(crate) report: UnpackReport,
     /// Set while a container image's layers are extracted over each other.
     pub(crate) layer: Option<LayerEntries>,
