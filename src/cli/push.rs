@@ -49,9 +49,8 @@ pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     let task = Task::start(cx)?;
     let until = args.until.as_deref();
     let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
-    let what = Shareable::of(&store, &args.env, until, reuse, &|text| {
-        task.reporter.warn(text);
-    })?;
+    let warn = |text| task.reporter.warn(text);
+    let what = Shareable::of(&store, &args.env, until, reuse, &warn)?;
     let (pushed, message) = push::to_registry(&task, &store, &repository, &what, None)?;
     let outcome = match pushed.tags {
         0 => Outcome::Hit,
