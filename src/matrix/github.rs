@@ -198,6 +198,12 @@ mod tests {
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         let text = workflow(&pipeline(Share::Store, &[]), None);
         assert_eq!(text.matches(secret).count(), 5, "{text}");
+        assert_has!(
+            text,
+            "  common:\n    name: \"common steps, up to compiler\"\n    runs-on:"
+        );
+        assert_eq!(text.matches("    needs: common\n").count(), 2, "{text}");
+        assert_has!(text, "    name: \"a-gpu\"\n    needs: env-a\n");
         // Cleaning waits for the job with a GPU too.
         assert_has!(
             text,

@@ -168,6 +168,11 @@ mod tests {
         let outer = format!("{INNER}      when: never\n");
         assert_eq!(text.matches(&outer).count(), 1, "{text}");
         assert_has!(text, "      - local: \"ci/rockenv.yml\"\n");
+        assert_has!(text, "\"what is common\":\n  stage: common\n  needs: []\n");
+        let common = "  stage: build\n  needs: [{job: \"what is common\", artifacts: false}]\n";
+        assert_eq!(text.matches(common).count(), 2, "{text}");
+        let built = "\"test a\":\n  stage: test\n  needs: [{job: \"build a\", artifacts: false}]\n";
+        assert_has!(text, built);
         assert_eq!(
             text.matches("  variables:\n    TOKEN: $REGISTRY_TOKEN\n")
                 .count(),

@@ -188,7 +188,7 @@ impl Shard {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Job {
-    /// Name of the env, with `-gpu` appended for GPU steps.
+    /// Name of the env, with `-gpu` appended for GPU steps; `common steps` for the job that builds these.
     pub name: String,
     pub env: String,
     /// The env's target; with several, the target whose GPU the job uses.

@@ -380,6 +380,7 @@ pub(super) mod tests {
             disk: Some(20 << 30),
         };
         let common = Job {
+            name: "common steps".to_owned(),
             until: Some("compiler".to_owned()),
             ..job("a", None)
         };
