@@ -272,10 +272,11 @@ mod tests {
         };
         store.put_layer(&layer);
         let mut record = Record::sample("e", Timestamp::UNIX_EPOCH);
-        record.head.layer = Some("l".into());
-        record.head.volumes = [("build".into(), "v".into())].into();
-        let from = VolumesFrom::new(Some("l".into()), History::Clean);
-        record.head.volumes_from = Some(from);
+        // As text: under another name, the origin of the volumes in existing records would be ignored.
+        record.head = serde_json::from_str(
+            r#"{"layer": "l", "volumes": {"build": "v"}, "volumes_from": {"layer": "l", "history": "clean"}}"#,
+        )
+        .unwrap();
         for (method, begun) in [(Method::Overlay, None), (Method::Reflink, Some(key))] {
             store.method = method;
             let found = store.attempt(&"a".into(), &record).unwrap();
