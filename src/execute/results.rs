@@ -220,8 +220,8 @@ impl BlockedResults {
         };
         let attempt = record.map(|record| store.attempt(name, record));
         let attempt = attempt.transpose()?.flatten();
-        let begun = attempt.map(|begun| begun.key);
-        let resumes = runs(plan, spec).any(|step| begun.as_ref() == Some(&step.key));
+        let resumes =
+            attempt.is_some_and(|begun| runs(plan, spec).any(|step| step.key == begun.key));
         let user = |other: &BlockedResult| {
             runs(plan, spec).find(|step| step.volumes.contains(&other.volume))
         };
