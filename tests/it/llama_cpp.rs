@@ -70,22 +70,26 @@ fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
     let outputs = store.home().join("outputs").join(name).join("result");
     let library = fs::canonicalize(outputs.join("bin/libggml-base.so")).unwrap();
     assert!(fs::read(library).unwrap().starts_with(b"\x7fELF"));
-    let statistics = || store.rockenv(&["logs", name, "statistics"]).ok().text();
-    let first = statistics();
+    let log = |step: &str| store.rockenv(&["logs", name, step]).ok().text();
+    let first = ["configure", "build", "statistics"].map(log);
+    let [.., counted] = &first;
     assert!(
-        first.contains("Misses:") && !first.contains("100.0%) Hits"),
-        "{first}"
+        counted.contains("Misses:") && !counted.contains("100.0%) Hits"),
+        "{counted}"
     );
     up(&[]).says(&["nothing to do"]);
     // `--clean` starts with an empty build volume.
     up(&["--rerun", "build", "--clean"]);
-    let again = statistics();
-    let hits = again
+    let again = ["configure", "build", "statistics"].map(log);
+    let [.., counted] = &again;
+    let hits = counted
         .lines()
         .find(|line| line.trim_start().starts_with("Hits:"));
     assert!(
         hits.is_some_and(|line| line.contains("(100.0%)")),
-        "{again}"
+        "first:\n{}\nagain:\n{}",
+        first.join("\n"),
+        again.join("\n")
     );
 }
 

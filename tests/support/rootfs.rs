@@ -66,6 +66,10 @@ pub(crate) fn builder() -> PathBuf {
         .clone();
     let pip = "[global]\nindex-url = file:///nowhere\nfind-links = /usr/share/python-wheels\n";
     fs::write(tree.join("etc/pip.conf"), pip).expect("pip's configuration");
+    // Tests that run at the same time link the image's files into their own stores, and unlink them. ccache would take a
+    // header whose change time is newer than a compilation's start for one that changed meanwhile, and keep no result.
+    let ccache = "sloppiness = include_file_ctime\n";
+    fs::write(tree.join("etc/ccache.conf"), ccache).expect("ccache's configuration");
     tree
 }
 
