@@ -45,7 +45,7 @@ pub(crate) struct Cluster {
     /// Container image that contains rockenv
     #[arg(long, value_name = "IMAGE", value_parser = NonEmpty::new(), help_heading = "Kubernetes")]
     pub image: String,
-    /// PersistentVolumeClaim of the volume with the store [default: each job has a store of its own]
+    /// PersistentVolumeClaim of the volume with the store; with `--registry` each job may have a store of its own
     #[arg(
         long,
         value_name = "NAME",

@@ -34,7 +34,7 @@ pub(crate) struct MatrixRequest {
     /// Envs to build at once; all share one budget of jobs
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     parallel: u8,
-    /// Remove all envs when this command ends, even if it is killed; outputs, caches and sources stay
+    /// Remove all envs when this command ends, even if it is killed; outputs, caches and sources stay; needs root
     #[arg(long)]
     ephemeral: bool,
     /// Options for each `up`, after `--`
