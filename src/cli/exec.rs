@@ -9,6 +9,7 @@ use crate::sys::address::shown_value;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::is_variable_name;
 use crate::sys::shell::quoted;
+use crate::sys::userns;
 use crate::up::context::Context;
 use crate::up::exec::{Job, run};
 
@@ -32,6 +33,9 @@ pub struct ExecArgs {
     /// Run in a private copy of the env's snapshot, which is dropped afterwards; for `gc`
     #[arg(long, hide = true)]
     apart: bool,
+    /// The caller has entered a user namespace; for `gc`
+    #[arg(long, hide = true)]
+    inside_userns: bool,
     /// The env [default: the only one, if `--` follows]
     #[arg(value_name = "ENV")]
     name: Option<EnvName>,
@@ -65,6 +69,9 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
                     .help("rockenv exec --env NAME=VALUE ENV -- CMD")
             })?;
         variables.push((name.to_owned(), value.to_owned()));
+    }
+    if args.inside_userns {
+        userns::inherit();
     }
     let opened = Job::new(cx, args.name.as_ref());
     let opened = opened.map_err(|error| suggest_dashes(cx, &args, error))?;

@@ -16,6 +16,7 @@ use crate::sys::error::{Error, Result};
 use crate::sys::host::{Host, Space, free_space, space};
 use crate::sys::process::Program;
 use crate::sys::shell::quoted_path;
+use crate::sys::userns;
 use crate::ui::size;
 use crate::up::context::Context;
 
@@ -331,6 +332,13 @@ fn shrink(
         .args(["exec", "--apart"]);
     if kind.is_root() {
         command = command.arg("--root");
+    }
+    // It cannot know by itself that it is root of a user namespace, where the machine's root has other files.
+    if !userns::is_root() {
+        command = command.arg("--inside-userns");
+        if let Some(directory) = cx.config.user_dir.parent() {
+            command = command.env("XDG_CONFIG_HOME", directory);
+        }
     }
     let max = max.to_string();
     let inside = [env, "--", "sh", "-ec", kind.script(), "sh", target, &max];

@@ -283,3 +283,19 @@ fn a_script_that_is_no_argument_is_refused_by_the_check() {
     store.rockenv(&["profile", "check", store.env()]).ok();
     store.up();
 }
+
+#[test]
+fn the_tool_of_a_cache_runs_in_a_container_of_its_env() {
+    let store = TestStore::new();
+    let fill = "mkdir -p /var/cache/apt/archives/partial
+                head -c 3000000 /dev/urandom > /var/cache/apt/archives/x_1_amd64.deb";
+    store.up_with(&format!(
+        "[[volume]]\nname = 'apt'\nkind = 'cache'\ntarget = '/var/cache/apt'\nmax = '1M'\n
+         [[step]]\nname = 'fill'\nuser = 'root'\nrun = '''{fill}'''\n"
+    ));
+    let gc = store.rockenv(&["--yes", "gc", "--json"]).ok();
+    let done: serde_json::Value = gc.json();
+    assert_eq!(done["removed"][0]["name"], "cache apt", "{gc:?}");
+    let archives = store.home().join("caches/apt/archives");
+    assert!(!archives.join("x_1_amd64.deb").exists());
+}
