@@ -13,6 +13,7 @@ use crate::plan::{Action, Plan, Volumes};
 use crate::store::Store;
 use crate::sys::account::name_of;
 use crate::sys::shell::quoted_path;
+use crate::sys::userns;
 use crate::tree::acl;
 
 /// The volumes of other users that the steps of a plan would write to.
@@ -35,6 +36,10 @@ impl OthersVolumes {
     ) -> Self {
         let mut found = Self::default();
         let Some(store) = store else { return found };
+        // Without root, the build user is a number in the user namespace, which `up` has entered and `plan` has not.
+        if !nix::unistd::geteuid().is_root() {
+            return found;
+        }
         let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
         let runs = runs.filter_map(|planned| spec.step(&planned.name));
         let runs: Vec<&Step> = runs.filter(|step| step.user == User::Builder).collect();
@@ -58,12 +63,19 @@ impl OthersVolumes {
                 continue;
             }
             let (name, user) = (&volume.name, &spec.user);
+            let (as_root, name_of): (_, fn(u32) -> String) = match userns::is_root() {
+                true => ("", name_of),
+                false => ("podman unshare ", |uid| uid.to_string()),
+            };
             let (owner, own) = (name_of(data.uid()), name_of(user.uid));
             let reason = format!(
                 "{kind} `{name}` belongs to user {owner}: steps that run as user {own} cannot write to it"
             );
             let help = match data.uid() {
-                0 => format!("chown -R {}:{} {}", user.uid, user.gid, quoted_path(&path)),
+                0 => {
+                    let place = quoted_path(&path);
+                    format!("{as_root}chown -R {}:{} {place}", user.uid, user.gid)
+                }
                 uid => format!(
                     "to build as user {owner} too: build-user = \"{uid}:{}\" in the configuration",
                     data.gid()

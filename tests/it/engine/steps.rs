@@ -7,7 +7,8 @@ use fs_err as fs;
 
 use super::logs::{OUT, release};
 use crate::support::env::TestStore;
-use crate::support::run::{children, own_memory, peak_memory, wait_until};
+use crate::support::ordinary::Ordinary;
+use crate::support::run::{children, finish, own_memory, peak_memory, wait_until};
 
 #[test]
 fn a_failed_step_says_what_to_do_and_goes_on_there() {
@@ -298,4 +299,26 @@ fn the_tool_of_a_cache_runs_in_a_container_of_its_env() {
     assert_eq!(done["removed"][0]["name"], "cache apt", "{gc:?}");
     let archives = store.home().join("caches/apt/archives");
     assert!(!archives.join("x_1_amd64.deb").exists());
+}
+
+#[test]
+fn without_root_the_build_user_is_a_number_inside() {
+    if Ordinary::get().is_none() {
+        return;
+    }
+    let store = TestStore::new();
+    store.up_with(
+        "[[volume]]\nname = 'cache'\nkind = 'cache'\ntarget = '/cache'\n[[step]]\nname = 'one'\nrun = 'true'\n",
+    );
+    let as_other = |verb: &str| {
+        let mut command = store.command(&[verb, store.env()]);
+        command.env("ROCKENV_BUILD_USER", "1000:1000");
+        finish(verb.to_owned(), command).ok()
+    };
+    as_other("up").says(&[
+        "cache `cache` belongs to user 0: steps that run as user 1000 cannot write to it",
+        "podman unshare chown -R 1000:1000 ",
+    ]);
+    let plan = as_other("plan");
+    assert!(!plan.err.contains("cannot write"), "{plan:?}");
 }
