@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::sys::account;
-use crate::sys::error::{Result, ResultExt as _, if_exists};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::host::system_text;
 use crate::sys::process::{PATH, Program};
 use crate::sys::shell::quoted;
@@ -35,20 +35,8 @@ pub(crate) fn enter() -> Result<()> {
         return Ok(());
     }
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
-    let name = account::name_of(uid.as_raw());
-    let users = ranges("/etc/subuid", &[], &name, uid.as_raw())?;
-    let groups = ranges("/etc/subgid", &["-g"], &name, uid.as_raw())?;
     // Checked first, because a process cannot leave its namespace again.
-    if !["newuidmap", "newgidmap"]
-        .iter()
-        .all(|name| Program::find(name, "user namespaces").is_ok())
-    {
-        return Err(
-            unavailable!("cannot make a user namespace: there is no newuidmap").help(
-                "install newuidmap (package uidmap, shadow-utils or shadow), or sudo rockenv ...",
-            ),
-        );
-    }
+    let (users, groups) = subordinate_ids()?;
     if let Some((reason, command)) = obstacle() {
         return Err(unavailable!("cannot work in a user namespace: {reason}")
             .help(format!("sudo {command}, or sudo rockenv ...")));
@@ -90,6 +78,34 @@ pub(crate) fn enter() -> Result<()> {
     ENTERED.store(true, Ordering::Relaxed);
     account::rights::set_umask();
     Ok(())
+}
+
+/// Returns the ranges of the calling user, who is not root, and of the user's groups. Fails without a program that maps
+/// them.
+fn subordinate_ids() -> Result<(Vec<Range>, Vec<Range>)> {
+    let uid = nix::unistd::geteuid().as_raw();
+    let name = account::name_of(uid);
+    let users = ranges("/etc/subuid", &[], &name, uid)?;
+    let groups = ranges("/etc/subgid", &["-g"], &name, uid)?;
+    if !["newuidmap", "newgidmap"]
+        .iter()
+        .all(|name| Program::find(name, "user namespaces").is_ok())
+    {
+        return Err(
+            unavailable!("cannot make a user namespace: there is no newuidmap").help(
+                "install newuidmap (package uidmap, shadow-utils or shadow), or sudo rockenv ...",
+            ),
+        );
+    }
+    Ok((users, groups))
+}
+
+/// Returns why the calling user has no ids for a user namespace, unless that is root.
+pub(crate) fn lack_of_ids() -> Option<Error> {
+    match nix::unistd::geteuid().is_root() {
+        true => None,
+        false => subordinate_ids().err(),
+    }
 }
 
 /// Ubuntu's setting that takes the rights in user namespaces from programs without an AppArmor profile. They can still

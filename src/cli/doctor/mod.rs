@@ -57,6 +57,8 @@ pub(crate) struct Facts {
     pub user_namespaces: Option<u64>,
     /// Why this process cannot work in one, and the command that permits it.
     pub obstacle: Option<(&'static str, String)>,
+    /// Why the calling user has no ids for one, and the command that helps.
+    pub lack_of_ids: Option<(String, String)>,
     pub store: StoreFacts,
     pub gpu: GpuFacts,
     pub services: Vec<ServiceFacts>,
@@ -434,5 +436,10 @@ fn limits(facts: &Facts) -> Vec<Check> {
         .essential_if(facts.engine != Engine::Nspawn && !facts.root),
         None => ok("user namespaces"),
     });
+    if facts.engine != Engine::Nspawn
+        && let Some((why, command)) = &facts.lack_of_ids
+    {
+        checks.push(missing(why, command).essential());
+    }
     checks
 }

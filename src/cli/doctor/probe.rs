@@ -67,6 +67,10 @@ impl Facts {
             user_namespaces: read("/proc/sys/user/max_user_namespaces")
                 .and_then(|text| text.trim().parse().ok()),
             obstacle: userns::obstacle(),
+            lack_of_ids: userns::lack_of_ids().map(|error| {
+                let help = error.help_text().unwrap_or_default().to_owned();
+                (error.message().to_owned(), help)
+            }),
             store: store(host, &config.home),
             gpu: GpuFacts::probe(gpus),
             services: ServiceFacts::probe(&config.sockets),

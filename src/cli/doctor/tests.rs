@@ -22,6 +22,7 @@ pub(super) fn debian() -> Facts {
         pressure: true,
         user_namespaces: Some(1000),
         obstacle: None,
+        lack_of_ids: None,
         store: StoreFacts {
             path: "/var/lib/rockenv".into(),
             exists: true,
@@ -108,6 +109,9 @@ fn who_uses_a_service_needs_neither_root_nor_nspawn() {
         assert!(is_fit(&examine(&facts)), "{engine}");
         (facts.root, facts.obstacle) = (false, None);
     }
+    facts.lack_of_ids = Some(("no ids".into(), "tee -a /etc/subuid".into()));
+    assert!(!is_fit(&examine(&facts)));
+    facts.lack_of_ids = None;
     // The service, however, is required, installed or not.
     facts.services[0].version = None;
     facts.services[0].problem = Some(("it does not answer".into(), "start it".into()));
