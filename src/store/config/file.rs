@@ -204,6 +204,28 @@ fn is_mirrored(name: &str) -> bool {
         || suggest::closest(name, ARCHIVES).is_none()
 }
 
+/// Returns what a value of `[mirror]` must be, with an example, unless it is that.
+fn wrong_mirror(name: &str, value: &str) -> Option<(&'static str, &'static str)> {
+    let is_address = |schemes: &[&str]| schemes.iter().any(|scheme| value.starts_with(scheme));
+    if name == "arch-signatures" {
+        let known = ["required", "never"].contains(&value);
+        return (!known).then_some(("must be `required` or `never`", "remove it"));
+    }
+    if name.ends_with("-signed-by") {
+        return None;
+    }
+    match ARCHIVES.contains(&name) {
+        true => (!value.contains(":/")).then_some((
+            "must be an address",
+            "\"https://mirror.example.org/debian\", or \"file:///DIRECTORY\"",
+        )),
+        false => (!is_address(&["https://", "http://"])).then_some((
+            "must be an http or https address",
+            "\"https://mirror.example.org/prefix\"",
+        )),
+    }
+}
+
 /// A value that is invalid: its key, why, and help.
 type Bad = (Vec<String>, String, String);
 
@@ -271,6 +293,12 @@ impl File {
                 "neither an archive nor a host with a domain or port".to_owned(),
                 suggest::help(name, ARCHIVES, "write the host's domain too"),
             ));
+        }
+        for (name, value) in self.mirror.iter().filter(|(name, _)| is_mirrored(name)) {
+            if let Some((why, help)) = wrong_mirror(name, value) {
+                let key = vec!["mirror".to_owned(), name.clone()];
+                all.push((key, why.to_owned(), help.to_owned()));
+            }
         }
         let mut wrong = Vec::new();
         Policy::read(&self.gc, None, &mut wrong);
