@@ -230,7 +230,7 @@ fn steps(record: &Record, now: Option<&Now>) -> Table {
         if let Some(cost) = step.cost {
             cells.extend([
                 size::duration(Duration::from_millis(cost.wall_ms)),
-                size::duration(Duration::from_micros(cost.usage.cpu_us)),
+                cost.usage.cpu().map(size::duration).unwrap_or_default(),
                 cost.usage.memory().map(size::bytes).unwrap_or_default(),
                 cost.usage.memory_peak.map(size::bytes).unwrap_or_default(),
                 blocks(cost.usage.read_bytes),

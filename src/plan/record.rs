@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -372,6 +373,11 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Returns the processor time if it was counted.
+    pub fn cpu(&self) -> Option<Duration> {
+        (self.cpu_us > 0).then(|| Duration::from_micros(self.cpu_us))
+    }
+
     /// Returns the figure that is called memory everywhere: the peak without page cache, or with it if only that is
     /// known.
     pub fn memory(&self) -> Option<u64> {

@@ -179,16 +179,14 @@ impl EnvReport {
     /// Returns the figures at the top of the page, with their names.
     fn totals(&self) -> Vec<(&'static str, String)> {
         let costs = || self.steps.iter().filter_map(|step| step.cost);
-        let mut totals = vec![
-            (
-                "steps' time",
-                millis(costs().map(|cost| cost.wall_ms).sum()),
-            ),
-            (
-                "processor time",
-                millis(costs().map(|cost| cost.usage.cpu_us).sum::<u64>() / 1000),
-            ),
-        ];
+        let mut totals = vec![(
+            "steps' time",
+            millis(costs().map(|cost| cost.wall_ms).sum()),
+        )];
+        let used = costs().filter_map(|cost| cost.usage.cpu());
+        if let Some(used) = used.reduce(|sum, one| sum + one) {
+            totals.push(("processor time", size::duration(used)));
+        }
         if let Some(memory) = costs().filter_map(|cost| cost.usage.memory()).max() {
             totals.push(("most memory", size::bytes(memory)));
         }
@@ -219,7 +217,7 @@ fn took(cost: Cost) -> [String; 5] {
     let with_cache = cost.usage.memory_peak.filter(|bytes| *bytes > 0);
     [
         millis(cost.wall_ms),
-        millis(cost.usage.cpu_us / 1000),
+        cost.usage.cpu().map(size::duration).unwrap_or_default(),
         cost.usage.memory().map(size::bytes).unwrap_or_default(),
         with_cache.map(size::bytes).unwrap_or_default(),
         size::delta(cost.disk_delta),
