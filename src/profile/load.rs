@@ -259,8 +259,10 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
         }
         other => other.context(about)?,
     };
-    let found = trusted_files::read(dirs, path, LARGEST + 1)?
-        .ok_or_else(|| invalid!("{} is not a regular file", path.display()))?;
+    let found = trusted_files::read(dirs, path, LARGEST + 1)?.ok_or_else(|| {
+        let error = invalid!("`{}` is not a regular file", path.display());
+        error.help("name the profile's file, such as `DIR/PROFILE.toml`")
+    })?;
     if found.bytes.len() as u64 > LARGEST {
         return Err(invalid!(
             "{} is larger than {} KiB",

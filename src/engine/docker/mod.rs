@@ -362,9 +362,9 @@ fn is_absent(refusal: &Refusal) -> bool {
 fn unreachable(socket: &Path, source: String) -> Error {
     let podman = socket.to_string_lossy().contains("podman");
     let help = match (podman, source.contains("ermission denied")) {
-        (true, _) => restart(Flavour::Podman),
         // The `docker` group does not help: rockenv uses root's service only as root.
-        (false, true) => "sudo rockenv ...",
+        (_, true) => "sudo rockenv ...",
+        (true, false) => restart(Flavour::Podman),
         (false, false) => restart(Flavour::Docker),
     };
     unavailable!("no service answers at `{}`", socket.display())
@@ -446,9 +446,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_user_who_may_not_use_root_s_docker_is_told_to_be_root() {
-        let denied = unreachable("/run/docker.sock".as_ref(), "Permission denied".to_owned());
-        assert_eq!(denied.help_text(), Some("sudo rockenv ..."));
+    fn a_user_who_may_not_use_root_s_service_is_told_to_be_root() {
+        for socket in ["/run/docker.sock", "/run/podman/podman.sock"] {
+            let denied = unreachable(socket.as_ref(), "Permission denied".to_owned());
+            assert_eq!(denied.help_text(), Some("sudo rockenv ..."));
+        }
     }
 
     #[test]

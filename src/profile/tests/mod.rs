@@ -82,7 +82,7 @@ fn hostile_files() {
     write("Upper.toml", b"schema = 1\nimage = \"x\"\n");
     assert!(message(&path("Upper.toml")).contains("bad profile name `Upper`"));
     nix::unistd::mkfifo(&dir.path().join("fifo.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert!(message("fifo").ends_with("fifo.toml is not a regular file"));
+    assert!(message("fifo").ends_with("fifo.toml` is not a regular file"));
     let step =
         "schema = 1\r\nimage = 'x'\r\nstep = [{ name = 'a', run = \"\"\"\r\ntrue\r\n\"\"\" }]\r\n";
     write("windows.toml", step.as_bytes());
