@@ -2,6 +2,7 @@
 
 use crate::engine::docker::Service;
 use crate::plan::ids::EnvName;
+use crate::plan::record::Record;
 use crate::share::ServiceImage;
 use crate::store::history::Reuse;
 use crate::store::images::Image;
@@ -31,27 +32,7 @@ impl Shareable {
     ) -> Result<Self> {
         let record = store.known(env)?;
         let up = record.up_command();
-        let last = match until {
-            Some(until) => record
-                .step_snapshots()
-                .rfind(|snapshot| snapshot.name == until),
-            None => record.last_step(),
-        };
-        let last = last.ok_or_else(|| match until {
-            Some(until) => not_found!("env `{env}` has no snapshot of a step `{until}`")
-                .help(format!("rockenv snapshot ls {env}")),
-            None => not_found!("no step of env `{env}` has a snapshot yet").help(&up),
-        })?;
-        if let (None, Some(step)) = (until, record.last_done())
-            && let Some(key) = &step.key
-            && record.of_step(key).is_none()
-        {
-            warn(format!(
-                "step `{}` has no snapshot any more: only the steps before it are shared; `{up}` brings it back",
-                step.name
-            ));
-        }
-        let mut layers = store.chain(&last.layer)?;
+        let mut layers = chain(store, env, &record, until, warn)?;
         layers.reverse();
         let (kept, limit) = match &record.service {
             None => (None, None),
@@ -107,6 +88,47 @@ impl Shareable {
     pub(crate) fn steps(&self) -> Vec<&str> {
         self.layers.iter().map(|layer| &*layer.title).collect()
     }
+}
+
+/// Returns the layers of the steps to share, the last step's first.
+fn chain(
+    store: &Store,
+    env: &EnvName,
+    record: &Record,
+    until: Option<&str>,
+    warn: &dyn Fn(String),
+) -> Result<Vec<Layer>> {
+    let up = record.up_command();
+    let (snapshot, step) = match until {
+        Some(until) => (
+            record.step_snapshots().rfind(|known| known.name == until),
+            record.steps.iter().find(|step| step.name == until),
+        ),
+        None => (record.last_step(), record.last_done()),
+    };
+    let removed = step.filter(|step| {
+        let key = step.key.as_ref();
+        key.is_some_and(|key| record.of_step(key).is_none())
+    });
+    if let (Some(step), Some(head)) = (removed, &record.head.layer) {
+        // The env still stands on it, so `up` would not bring the snapshot back.
+        let chain = store.chain(head)?;
+        if let Some(at) = chain.iter().position(|layer| layer.key == step.key) {
+            return Ok(chain[at..].to_vec());
+        }
+    }
+    let snapshot = snapshot.ok_or_else(|| match until {
+        Some(until) => not_found!("env `{env}` has no snapshot of a step `{until}`")
+            .help(format!("rockenv snapshot ls {env}")),
+        None => not_found!("no step of env `{env}` has a snapshot yet").help(&up),
+    })?;
+    if let (None, Some(step)) = (until, removed) {
+        warn(format!(
+            "step `{}` has no snapshot any more: only the steps before it are shared; `{up}` brings it back",
+            step.name
+        ));
+    }
+    store.chain(&snapshot.layer)
 }
 
 /// Returns how many layers, counted from the lowest, are complete without this store.

@@ -119,3 +119,22 @@ fn a_full_disk_keeps_nobody_from_handing_on() {
         .ok()
         .says(&["pulled one from", "1 done before"]);
 }
+
+#[test]
+fn a_snapshot_that_was_removed_is_shared_while_the_env_stands_on_it() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(&then("echo two > $HOME/two"));
+    two.one.rockenv(&["up", name]).ok();
+    two.one.rockenv(&["snapshot", "rm", name, "two"]).ok();
+    // It would not bring the snapshot back.
+    two.one.rockenv(&["up", name]).ok().says(&["nothing to do"]);
+    let push = two.run(&two.one, &["push", name]).ok();
+    let push = push.says(&["2 snapshots at"]);
+    assert!(!push.err.contains("warning"), "{}", push.err);
+    two.one.rockenv(&["rollback", name, "one"]).ok();
+    let push = two.run(&two.one, &["push", name]).ok();
+    push.says(&["step `two` has no snapshot any more", "1 snapshot at"]);
+    two.one.rockenv(&["up", name]).ok();
+    let push = two.run(&two.one, &["push", name]).ok();
+    push.says(&["2 snapshots at"]);
+}
