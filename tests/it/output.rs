@@ -224,6 +224,22 @@ fn a_user_of_roots_store_is_told_to_use_sudo() {
         said.err,
         "no envs of your own\nroot has a store, at `/var/lib/rockenv`; to use it: sudo rockenv ls\n"
     );
+    // Nobody answers there.
+    let prune = [
+        "cache",
+        "prune",
+        "--registry",
+        "127.0.0.1:9/x",
+        "--older-than",
+        "1d",
+    ];
+    let said = newcomer.run(&prune);
+    assert_eq!(said.code, 4, "{}", said.err);
+    let warning = format!(
+        "are not kept; to keep them: sudo rockenv {}\n",
+        prune.join(" ")
+    );
+    assert!(said.err.contains(&warning), "{}", said.err);
 }
 
 #[test]

@@ -36,6 +36,20 @@ pub struct PruneArgs {
 pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     let named = args.registry.as_ref().and_then(Option::as_deref);
     let repository = registry::repository(cx, named, None)?;
+    if let (Some(named), Some(tag)) = (named, repository.single_snapshot()) {
+        let error =
+            usage!("`{named}` names a single snapshot, and `prune` looks at a whole repository");
+        let help =
+            format!("--registry {repository}; only the registry itself removes `{tag}` alone");
+        return Err(error.help(help));
+    }
+    if let Some(root) = &cx.config.roots_store {
+        cx.ui.warn(&format!(
+            "snapshots of envs in root's store, at `{}`, are not kept; to keep them: {}",
+            root.display(),
+            cx.config.sudo_command
+        ));
+    }
     let keep = keep(cx, args)?;
     let task = Task::start(cx)?;
     let label = format!("look at {repository}");

@@ -120,6 +120,9 @@ fn what_no_env_lock_file_or_recent_build_names_is_removed() {
         &repository,
     );
     absent.exits(7).says(&["`absent.lock` does not exist"]);
+    // Taking the tag for a limit would be a misunderstanding.
+    let tagged = pushed.prune(&two.other, &old, &format!("{repository}:x"));
+    tagged.exits(2).says(&["names a single snapshot"]);
     // A user's tag and a foreign index keep what they refer to.
     let named = format!("{repository}:nightly");
     two.one.rockenv(&["push", name, &named]).ok();
