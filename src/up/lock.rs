@@ -57,6 +57,8 @@ pub(crate) fn lock(
     if let Some(old) = &old {
         fits(cx, request, options, (&path, old), &mut selection)?;
     }
+    // Before the image is built and sources are cloned, which may take hours.
+    lockfile::check_place(&path)?;
     selection.choose_engine(cx, request)?;
     check_names(&options.update, &selection)?;
     selection.note_absent_engine(cx);

@@ -136,6 +136,12 @@ impl Lockfile {
     }
 }
 
+/// Refuses a path in a directory that does not exist.
+pub(crate) fn check_place(path: &Path) -> Result<()> {
+    let rights = account::caller();
+    FilePlace::new(rights, &account::resolved(rights, path)).map(drop)
+}
+
 /// Writes the file at `path` atomically. `old` is what was there when locking began, which may take long. A file that
 /// changed since, or that is not a lock file, is refused.
 pub(crate) fn write(path: &Path, lock: &Lockfile, old: Option<&Lockfile>) -> Result<()> {

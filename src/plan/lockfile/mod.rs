@@ -19,7 +19,7 @@ pub(crate) use check::{
     Choices, built, choices, drift, fetched, hooks, image, left, some, source, sources, steps,
 };
 pub(crate) use diff::{LockChange, changes, describe};
-pub(crate) use file::{parse, place, read, read_known, write};
+pub(crate) use file::{check_place, parse, place, read, read_known, write};
 
 use crate::image::Package;
 use crate::image::recipe::Pin;

@@ -313,3 +313,19 @@ fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() 
     let help = "help: git ls-remote ssh://me@127.0.0.1:9/x.git; if that works: sudo --preserve-env=SSH_AUTH_SOCK";
     store.rockenv(&["up", env]).exits(4).says(&[help]);
 }
+
+#[test]
+fn a_lock_file_that_cannot_be_written_is_refused_before_the_work() {
+    let store = TestStore::new();
+    // Nobody answers there.
+    store.profile(
+        "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:9/x'\nrev = 'main'\ntarget = '/v/src'\n\
+         [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n",
+    );
+    insta::assert_snapshot!(store.shows("lock ENV --file absent/p.lock"), @"
+    error: cannot write to `absent/p.lock`
+      caused by: `absent` does not exist
+    help: name a file in an existing directory
+    exit code 7
+    ");
+}
