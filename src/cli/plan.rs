@@ -27,7 +27,7 @@ use crate::up::resolve::{FingerprintUse, Gathered, MissingInputs};
 use crate::up::select::Selection;
 use crate::up::summary::not_its_own;
 use crate::up::task::Task;
-use crate::up::{gpu_code, locked};
+use crate::up::{gpu_code, locked, offline};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -89,7 +89,8 @@ pub(crate) fn show_plan(
     let others = OthersVolumes::of(store.as_ref(), &spec, &plan, record.as_ref(), &new);
     let short = needs.refused();
     let short = short.filter(|_| plan.runs() > 0 && !is_forced);
-    let further = [others.refusal, blocked.refusal(&up)];
+    let offline = offline_refusal(cx, args, store.as_ref(), &selection);
+    let further = [offline, others.refusal, blocked.refusal(&up)];
     let refused = refused(&selection, &missing, short, further, &up);
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
@@ -140,12 +141,29 @@ pub(crate) fn show_plan(
     Ok(code)
 }
 
+/// Returns what `--offline` lacks, and the way out.
+fn offline_refusal(
+    cx: &Context,
+    args: &PlanOptions,
+    store: Option<&Store>,
+    selection: &Selection,
+) -> Option<(String, String)> {
+    let checked = match store {
+        _ if !args.offline => Ok(()),
+        Some(store) => offline::check(cx, store, selection),
+        None => offline::refuse(&[format!("image `{}`", selection.image)]),
+    };
+    let error = checked.err()?;
+    let help = error.help_text().unwrap_or_default().to_owned();
+    Some((error.message().to_owned(), help))
+}
+
 /// Returns every reason why `up` would refuse.
 fn refused(
     selection: &Selection,
     missing: &MissingInputs,
     short: Option<Refused>,
-    further: [Option<(String, String)>; 2],
+    further: [Option<(String, String)>; 3],
     up: &str,
 ) -> Option<Refused> {
     let mut reasons = missing.refused.clone();

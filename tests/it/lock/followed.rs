@@ -329,3 +329,21 @@ fn a_lock_file_that_cannot_be_written_is_refused_before_the_work() {
     exit code 7
     ");
 }
+
+#[test]
+fn a_plan_without_network_names_what_up_would_lack() {
+    let store = TestStore::new();
+    store.profile(
+        "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:9/x'\nrev = 'main'\ntarget = '/v/src'\n\
+         [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n",
+    );
+    let missing = "`--offline` is set, but these are missing: source `src` from";
+    store
+        .rockenv(&["up", store.env(), "--offline"])
+        .exits(4)
+        .says(&[missing]);
+    let plan = ["plan", store.env(), "--offline", "--check", "--json"];
+    let plan = store.rockenv(&plan).exits(9).json();
+    let reason = plan["refused"]["reasons"][0].as_str().unwrap().to_owned();
+    assert!(reason.starts_with(missing), "{reason}");
+}
