@@ -222,6 +222,17 @@ fn for_host() -> Result<Option<String>> {
     }
 }
 
+/// Returns the help for a connection to a server whose certificate nobody here trusts: another attempt fails too.
+pub(crate) fn help(error: &reqwest::Error) -> Option<&'static str> {
+    let first: &dyn std::error::Error = error;
+    let mut causes = std::iter::successors(Some(first), |cause| cause.source());
+    causes
+        .any(|cause| cause.to_string().ends_with("certificate: UnknownIssuer"))
+        .then_some(
+            "for a proxy or mirror of your company, in config.toml: ca-certificates = [\"FILE.pem\"]",
+        )
+}
+
 /// Writes the list for programs on the host to a directory; `None` if they already trust the authorities.
 pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
     let Some(pem) = for_host()? else {

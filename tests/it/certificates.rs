@@ -213,7 +213,8 @@ fn downloads_trust_the_configured_authorities() {
     );
     fs::write(store.work().join("images/far.toml"), recipe).unwrap();
     let build = ["image", "build", "far"];
-    assert_ne!(store.rockenv(&build).code, 0);
+    let untrusted = store.rockenv(&build).exits(4);
+    untrusted.says(&["UnknownIssuer", "in config.toml: ca-certificates = ["]);
     let key = server.directory.join("ca.key").display().to_string();
     let refused = [&*key, "/nowhere.pem"].map(|authorities| with(&store, authorities, &build));
     insta::assert_snapshot!(refused.map(|ran| store.shown(&ran)).concat(), @r#"

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::image::certificates::Authorities;
+use crate::image::certificates::{self, Authorities};
 use crate::sys::address::without_login;
 use crate::sys::atomic::{self, Survives};
 use crate::sys::checksum::Algorithm;
@@ -246,9 +246,10 @@ pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::Re
 }
 
 pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
+    let help = certificates::help(&error).unwrap_or(AGAIN);
     unavailable!("cannot download `{name}`")
         .source(error.without_url())
-        .help(AGAIN)
+        .help(help)
 }
 
 /// A server's response, which must not arrive too slowly.

@@ -22,7 +22,7 @@ use super::reference::{DOCKER_HUB, Reference, is_loopback, sha256};
 use super::retry::{self, Notice, Patience};
 use super::token_server::{self, TokenRequest, TokenServer};
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
-use crate::image::{BuildProgress, TaskContext};
+use crate::image::{BuildProgress, TaskContext, certificates};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::ui::size;
@@ -414,7 +414,11 @@ impl Registry {
         outcome.map_err(|error| {
             let error = error.without_url();
             let (refused, lost) = (error.is_connect(), error.is_redirect());
+            let untrusted = certificates::help(&error);
             let error = unavailable!("cannot reach registry `{}`", self.host).source(error);
+            if let Some(help) = untrusted {
+                return error.help(help);
+            }
             match (refused, lost) {
                 (true, _) => error.help(format!(
                     "check the name, the network, and `{}` under [mirror] in config.toml",
