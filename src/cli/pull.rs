@@ -52,7 +52,7 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
             let service = registry::service(cx, engine)?;
             asking.by_name(&cx.store()?, &args.what, service.as_ref())?
         }
-        false => asking.of_env(&cx.existing_store()?, &check_name(&args.what)?)?,
+        false => asking.of_env(&check_name(&args.what)?)?,
     };
     if cx.json {
         return cx
@@ -90,12 +90,17 @@ impl Asking<'_> {
     }
 
     /// Pulls the snapshot of the env's last step that the registry has.
-    fn of_env(&self, store: &Store, env: &EnvName) -> Result<Pulled> {
-        let repository = self.repository(None)?;
+    fn of_env(&self, env: &EnvName) -> Result<Pulled> {
+        let (repository, cx) = (self.repository(None)?, self.task.cx);
+        let way = format!("rockenv up PROFILE --pull, or rockenv pull {repository}:TAG");
+        let store = &cx
+            .existing_store()
+            .map_err(|error| match cx.config.roots_store {
+                Some(_) => error,
+                None => error.help(way.as_str()),
+            })?;
         let record = store.known(env).map_err(|error| match error.kind() {
-            Kind::NoEnv if !error.names_another() => error.help(format!(
-                "rockenv up PROFILE --pull, or rockenv pull {repository}:TAG"
-            )),
+            Kind::NoEnv if !error.names_another() => error.help(way),
             _ => error,
         })?;
         let steps = record.steps.iter().rev();

@@ -79,7 +79,7 @@ impl LayoutDraft {
         let parent = match rights.open_named(parent, flags) {
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => {
                 let error = not_found!("directory `{}` does not exist", parent.display());
-                return Err(error.help(format!("mkdir {}", quoted_path(parent))));
+                return Err(error.help(format!("mkdir -p {}", quoted_path(parent))));
             }
             other => other.map_err(|errno| rights.refused(parent, errno))?,
         };

@@ -131,6 +131,10 @@ fn a_snapshot_that_was_removed_is_shared_while_the_env_stands_on_it() {
     let push = two.run(&two.one, &["push", name]).ok();
     let push = push.says(&["2 snapshots at"]);
     assert!(!push.err.contains("warning"), "{}", push.err);
+    // A machine without a store has no env to pull for.
+    let pull = ["--home", "absent", "pull", name];
+    let pull = two.run(&two.other, &pull).exits(7);
+    pull.says(&["no store at", " up PROFILE --pull, or "]);
     two.one.rockenv(&["rollback", name, "one"]).ok();
     let push = two.run(&two.one, &["push", name]).ok();
     push.says(&["step `two` has no snapshot any more", "1 snapshot at"]);

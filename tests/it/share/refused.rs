@@ -66,7 +66,7 @@ fn nothing_is_written_over_and_the_longest_name_has_room_for_what_is_not_finishe
     exit code 2
     $ rockenv export ENV --snapshots absent/x.tar
     error: directory `absent` does not exist
-    help: mkdir absent
+    help: mkdir -p absent
     exit code 7
     $ rockenv export ENV --snapshots x.oci --until none
     error: env `ENV` has no snapshot of a step `none`
