@@ -224,6 +224,12 @@ fn a_user_of_roots_store_is_told_to_use_sudo() {
         said.err,
         "no envs of your own\nroot has a store, at `/var/lib/rockenv`; to use it: sudo rockenv ls\n"
     );
+    let said = newcomer.run(&["image", "ls"]);
+    assert!(
+        said.err.ends_with("to use it: sudo rockenv image ls\n"),
+        "{}",
+        said.err
+    );
     // Nobody answers there.
     let prune = [
         "cache",

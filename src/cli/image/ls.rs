@@ -54,5 +54,9 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             row.bytes.map(size::bytes).unwrap_or_default(),
             digest.map_or_else(String::new, |digest| digest[..12].to_owned()),
         ]
-    })
+    })?;
+    if !cx.json {
+        cx.note_roots_store(store.is_some());
+    }
+    Ok(())
 }
