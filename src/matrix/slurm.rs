@@ -23,17 +23,25 @@ if [ . -ef /tmp ] && ! [ "${SLURM_SUBMIT_DIR-}" -ef /tmp ]; then
     echo "$(uname -n) lacks the directory of this job" >&2
     exit 1
 fi"#;
-/// Finds `envs` in the queue. A job's comment names its env, an array's comment the envs of its tasks.
+/// Finds `envs` in the queue. A job's comment names its env, an array's comment the envs of its tasks. Prints the id of a
+/// whole array only if no other env of it is left, because the reader may cancel what it names.
 const FIND: &str = r#"
 BEGIN { count = split(envs, names, " "); for (i = 1; i <= count; i++) ours[names[i]] }
 sub(/^rockenv:/, "", $3) {
     split($3, tasks, ",")
     env = tasks[$2 ~ /^[0-9]+$/ ? $2 + 1 : 1]
-    if (!(env in ours)) next
-    if (!known[$1]++) jobs = jobs " " $1
+    if (!(env in ours)) { others[$1]; next }
+    row[++rows] = $1 " " $2
     if (!found[env]++) all = all " " env
 }
-END { if (all) print substr(jobs, 2) ":" all }
+END {
+    for (i = 1; i <= rows; i++) {
+        split(row[i], id, " ")
+        job = id[1] in others ? id[1] "_" id[2] : id[1]
+        if (!known[job]++) jobs = jobs " " job
+    }
+    if (all) print substr(jobs, 2) ":" all
+}
 "#;
 
 /// Settings for `sbatch` beyond the plan.

@@ -542,11 +542,13 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
     help: run rockenv on a machine of the cluster, or write the script without `--submit`
     exit code 4
     ");
-    // An array, in the format that `squeue` has for job, task and comment.
+    // An array, in the format that `squeue` has for job, task and comment. Its id is named only without the other's task.
     let env = format!("{}-gfx1201", store.env());
     let queue = format!("echo 4711 1 rockenv:other,{env}");
+    let with_other = format!("echo 4711 0 rockenv:other,{env}; {queue}");
     let refused = [
         &[("squeue", &*queue), ("sbatch", ""), ("scancel", "")][..],
+        &[("squeue", &*with_other)],
         &[("squeue", "echo 'slurm_load_jobs error' >&2; exit 1")],
         &[
             ("squeue", ""),
@@ -559,6 +561,11 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
       caused by: `sh` failed with status 1
       caused by: these envs are already in the queue, as job 4711: ENV-gfx1201
     help: scancel 4711, or wait for it
+    exit code 6
+    error: cannot submit the jobs to Slurm
+      caused by: `sh` failed with status 1
+      caused by: these envs are already in the queue, as job 4711_1: ENV-gfx1201
+    help: scancel 4711_1, or wait for it
     exit code 6
     error: cannot submit the jobs to Slurm
       caused by: `sh` failed with status 1
