@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{EnvReport, Fact, MARK, millis, took, word};
+use crate::plan::record::Outcome;
 use crate::ui::size;
 use crate::ui::text::escape;
 
@@ -78,7 +79,13 @@ pub(crate) fn markdown(report: &EnvReport) -> String {
     );
     page.push_str("\n## Steps\n");
     let rows = report.steps.iter().map(|step| {
-        let mut row = vec![text(&step.name), word(step.outcome).to_owned()];
+        let state = word(step.outcome);
+        let state = match (step.outcome, &step.reason) {
+            // The failed step's reason is the summary.
+            (Outcome::Done | Outcome::Failed, _) | (_, None) => state.to_owned(),
+            (_, Some(reason)) => format!("{state}: {}", text(reason)),
+        };
+        let mut row = vec![text(&step.name), state];
         if let Some(cost) = step.cost {
             row.extend(took(cost));
         }
@@ -140,18 +147,25 @@ pub(crate) fn markdown(report: &EnvReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::report::Fact;
+    use crate::cli::report::{Fact, StepRow};
 
     #[test]
     fn whatever_a_name_is_it_is_text_in_its_cell() {
         let report = EnvReport {
             facts: vec![Fact::new("a|b\n# c", "<script> `x` **y** @somebody")],
             tail: vec!["```".to_owned(), "</pre>".to_owned()],
+            steps: vec![StepRow {
+                name: "test".to_owned(),
+                outcome: Outcome::Skipped,
+                reason: Some("`--gpu none` is set".to_owned()),
+                cost: None,
+            }],
             ..EnvReport::default()
         };
         let page = markdown(&report);
         let row = "| a\\|b\\\\n\\# c | &lt;script\\> \\`x\\` \\*\\*y\\*\\* &#64;somebody |\n";
         assert_has!(page, row);
         assert!(page.contains("\n    ```\n    </pre>\n"));
+        assert_has!(page, "| test | skipped: \\`--gpu none\\` is set |");
     }
 }
