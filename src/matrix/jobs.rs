@@ -55,10 +55,11 @@ pub(crate) fn shortage(labels: &[String], size: Size) -> Option<String> {
 }
 
 /// Machines for each kind of job, as labels of the CI system.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Runners {
-    build: Vec<String>,
+    /// Machines that build. Default: GitHub's own.
+    build: Option<Vec<String>>,
     /// Machines with a GPU, by target or family.
     gpu: BTreeMap<String, Vec<String>>,
     /// Machines that serve every target.
@@ -66,21 +67,11 @@ pub struct Runners {
     any_gpu: Option<Vec<String>>,
 }
 
-impl Default for Runners {
-    fn default() -> Self {
-        Self {
-            build: vec!["ubuntu-latest".to_owned()],
-            gpu: BTreeMap::new(),
-            any_gpu: None,
-        }
-    }
-}
-
 impl Runners {
     /// Returns runners without labels: any machine builds, and no machine is known to have a GPU.
     pub fn any() -> Self {
         Self {
-            build: Vec::new(),
+            build: Some(Vec::new()),
             ..Self::default()
         }
     }
@@ -93,8 +84,15 @@ impl Runners {
         }
     }
 
-    pub fn build(&self) -> &[String] {
-        &self.build
+    fn build(&self) -> Vec<String> {
+        let hosted = || vec![HOSTED[0].to_owned()];
+        self.build.clone().unwrap_or_else(hosted)
+    }
+
+    /// Returns whether the user named the machines with these labels.
+    pub(crate) fn names(&self, labels: &[String]) -> bool {
+        let mut lists = self.build.iter().chain(self.gpu.values());
+        lists.any(|named| named == labels)
     }
 
     /// Parses the text of a runners file. Errors name the invalid entry.
@@ -114,11 +112,11 @@ impl Runners {
                     .help(format!("{name} = [\"self-hosted\", \"{name}\"]")));
             }
         }
-        if runners.build.is_empty() {
+        if runners.build.as_ref().is_some_and(Vec::is_empty) {
             return Err(invalid!("`build` has no labels").help("build = [\"self-hosted\"]"));
         }
-        let lists = || runners.gpu.values().chain([&runners.build]);
-        if lists().any(|labels| labels.iter().any(|label| label.trim().is_empty())) {
+        let mut lists = runners.gpu.values().chain(&runners.build);
+        if lists.any(|labels| labels.iter().any(|label| label.trim().is_empty())) {
             return Err(invalid!("a label is empty").help("build = [\"self-hosted\"]"));
         }
         Ok(runners)
@@ -258,7 +256,7 @@ pub(crate) fn jobs(
             env: env.name.clone(),
             target: target.name(),
             up: env.cell.args.clone(),
-            runner: runners.build.clone(),
+            runner: runners.build(),
             needs_gpu: false,
             needs: None,
             until: None,
@@ -375,7 +373,7 @@ mod tests {
             disk,
             ..Size::default()
         };
-        let hosted = Runners::default().build;
+        let hosted = Runners::default().build();
         let own = vec!["Self-Hosted".to_owned(), "ubuntu-24.04".to_owned()];
         let large = size(Some(32 << 30), Some(230 << 30));
         assert_eq!(

@@ -104,7 +104,8 @@ pub(crate) fn runners(path: &Path) -> Result<Runners> {
             false => None,
         };
         let found = found.ok_or_else(|| usage!("it is not a regular file").help(help))?;
-        Runners::parse(&String::from_utf8_lossy(&found.bytes))
+        let text = std::str::from_utf8(&found.bytes);
+        Runners::parse(text.map_err(|_| invalid!("it is not text").help(help))?)
     };
     read().context(|| format!("cannot read `{}`", path.display()))
 }
@@ -224,7 +225,7 @@ fn size<'a>(plans: impl IntoIterator<Item = &'a EnvPlan>) -> Size {
     size
 }
 
-/// Warns about jobs that do not fit on their machines. Refuses them if no machines were named.
+/// Warns about jobs that do not fit on their machines. Refuses them if the user did not name these machines.
 fn check_machines(
     cx: &Context,
     pipeline: &Pipeline,
@@ -237,7 +238,7 @@ fn check_machines(
             continue;
         };
         let message = format!("{}: needs {short}", job.name);
-        if *runners == Runners::default() {
+        if !runners.names(&job.runner) {
             return Err(Error::new(Kind::Preflight, message).help(
                 "list larger machines in a file and pass it with `--runners FILE`: `build = [\"self-hosted\"]`",
             ));

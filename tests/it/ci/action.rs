@@ -236,10 +236,13 @@ fn what_does_not_fit_is_said_before_it_is_written() {
     let mut refused = store.shows(asked);
     // Runners that the user names cause only a warning: other machines may have the same label.
     let runners = store.work().join("runners.toml");
-    fs::write(&runners, "build = ['ubuntu-latest', 'large']\n").unwrap();
+    fs::write(&runners, "build = ['ubuntu-latest']\n").unwrap();
     let mut named = vec!["matrix", "github", "--runners", "runners.toml"];
     named.extend(["--profile", store.env(), "gfx1201"]);
     refused += &store.rockenv(&named).ok().err.replace(store.env(), "ENV");
+    // A file that names only machines with a GPU leaves the build on GitHub's own.
+    fs::write(&runners, "[gpu]\ngfx1201 = ['self-hosted']\n").unwrap();
+    store.rockenv(&named).exits(9);
     fs::remove_file(&runners).unwrap();
     nix::unistd::mkfifo(&runners, nix::sys::stat::Mode::S_IRWXU).unwrap();
     refused += &store.shows(&format!("{asked} --runners runners.toml"));
