@@ -16,6 +16,7 @@ use crate::plan::ids::EnvName;
 use crate::plan::{Action, PlanStep};
 use crate::rocm::target::{self, Target};
 use crate::sys::error::Result;
+use crate::sys::shell::quoted;
 
 /// One env of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +53,13 @@ pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> 
         match (Target::named(name), target::family(name)) {
             (Ok(target), _) => targets.push(target),
             (Err(_), Some(family)) => targets.extend(family),
-            (Err(error), None) => return Err(error),
+            (Err(error), None) if name.starts_with("gfx") => return Err(error),
+            (Err(error), None) => {
+                // `up` takes a profile in this place.
+                let known = error.help_text().unwrap_or_default();
+                let help = format!("{known}; `--profile {}` names a profile", quoted(name));
+                return Err(error.help(help));
+            }
         }
     }
     if targets.is_empty() && profiles.is_empty() {

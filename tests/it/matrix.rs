@@ -357,7 +357,11 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
         matrix up -p ENV gfx1100 -- --until none
         matrix up -p none.toml gfx1100
         matrix json -p none.toml gfx1100
-        matrix github -p none.toml gfx1100",
+        matrix github -p none.toml gfx1100
+        matrix slurm -p ENV gfx1100 -- --until none
+        matrix slurm -p ENV gfx1100 -- --help
+        matrix up -p ENV gfx1100 gfx1103 -- --ephemeral
+        matrix up rocm-libs gfx1103",
     );
     insta::assert_snapshot!(said, @"
     $ rockenv matrix up -p ENV gfx1100 gfx9999
@@ -384,6 +388,23 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
     error: no profile file `none.toml`
     help: `rockenv profile ls` lists the profiles that have names
     exit code 7
+    $ rockenv matrix slurm -p ENV gfx1100 -- --until none
+    error: cannot plan `rockenv up ENV --target gfx1100`
+      caused by: error: profile `ENV` has no step `none`
+        help: did you mean `one`? its steps are: one, two, own
+    exit code 7
+    $ rockenv matrix slurm -p ENV gfx1100 -- --help
+    error: `--help` cannot be passed to each `up`
+    help: `rockenv plan TARGET` shows one env; `rockenv up --help` the options
+    exit code 2
+    $ rockenv matrix up -p ENV gfx1100 gfx1103 -- --ephemeral
+    error: with `-- --ephemeral` each env would build the common steps again
+    help: rockenv matrix up TARGET ... --ephemeral
+    exit code 2
+    $ rockenv matrix up rocm-libs gfx1103
+    error: unknown target `rocm-libs`
+    help: `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock; `--profile rocm-libs` names a profile
+    exit code 7
     ");
     let options = "--dry-run -d --json --progress=json -h --home=/s";
     let refused = options.split(' ').map(|option| {
@@ -391,12 +412,12 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
         refused.err.replace("\nhelp:", ":")
     });
     insta::assert_snapshot!(refused.collect::<String>(), @"
-    error: `--dry-run` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
-    error: `-d` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
-    error: `--json` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
-    error: `--progress` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
-    error: `-h` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options
-    error: `--home` cannot be passed to each `up`: all envs are in one store: rockenv --home DIR matrix up
+    error: `--dry-run` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv up --help` the options
+    error: `-d` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv up --help` the options
+    error: `--json` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv up --help` the options
+    error: `--progress` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv up --help` the options
+    error: `-h` cannot be passed to each `up`: `rockenv plan TARGET` shows one env; `rockenv up --help` the options
+    error: `--home` cannot be passed to each `up`: all envs are in one store: rockenv --home DIR matrix ...
     ");
     assert!(store.ran().is_empty());
 }

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use fs_err as fs;
 
+use super::check_options;
 use super::rockenv_command::{EnvPlan, GRACE, RockenvCommand};
 use crate::matrix::jobs::{Env, Job, NEEDED, Runners, jobs, shortage, take_option};
-use crate::matrix::pipeline::{Calls, Pipeline, Share, Size};
+use crate::matrix::pipeline::{Calls, Pipeline, Share, Size, words};
 use crate::matrix::slurm::{NO_QUEUE, QUEUED};
 use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
@@ -43,6 +44,7 @@ pub(crate) fn without_plans(cx: &Context, cells: &[Cell], runners: &Runners) -> 
 /// Decides the jobs by the current plans of the envs.
 pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pipeline> {
     let (mut calls, share, runners) = (request.calls, request.share, request.runners);
+    check_options(&calls.options)?;
     let (options, asked) = take_option(&calls.options, "--gpu");
     calls.options = options;
     let options = planning_options(&calls.options, &share);
@@ -272,6 +274,15 @@ fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<(Cell, 
     };
     cells
         .iter()
-        .map(|cell| Ok((cell.clone(), cancel.outcome(rockenv.plan(cell))?)))
+        .map(|cell| match cancel.outcome(rockenv.plan(cell)) {
+            Ok(plan) => Ok((cell.clone(), plan)),
+            Err(error) if matches!(error.kind(), Kind::Signal(_)) => Err(error),
+            // The error of `rockenv up` has its own words.
+            Err(error) => {
+                let up = format!("cannot plan `rockenv up {}`", words(&cell.args));
+                let said = error.chain().pop().unwrap_or_default();
+                Err(Error::new(error.kind(), up).source(said))
+            }
+        })
         .collect()
 }

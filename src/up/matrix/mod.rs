@@ -169,16 +169,27 @@ const NOT_PASSED: [&str; 7] = [
     "--home",
 ];
 
+/// Refuses options that cannot be passed to each `up`.
+fn check_options(options: &[String]) -> Result<()> {
+    let mut names = options.iter().filter_map(|one| one.split('=').next());
+    let Some(option) = names.find(|option| NOT_PASSED.contains(option)) else {
+        return Ok(());
+    };
+    let help = match option {
+        "--home" => "all envs are in one store: rockenv --home DIR matrix ...",
+        _ => "`rockenv plan TARGET` shows one env; `rockenv up --help` the options",
+    };
+    Err(usage!("`{option}` cannot be passed to each `up`").help(help))
+}
+
 /// Brings all envs up.
 pub(crate) fn up(cx: &Context, cells: &[Cell], request: &MatrixRequest) -> Result<MatrixResult> {
-    let options = request.options.iter();
-    let mut options = options.filter_map(|one| one.split('=').next());
-    if let Some(option) = options.find(|option| NOT_PASSED.contains(option)) {
-        let help = match option {
-            "--home" => "all envs are in one store: rockenv --home DIR matrix up",
-            _ => "`rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options",
-        };
-        return Err(usage!("`{option}` cannot be passed to each `up`").help(help));
+    check_options(&request.options)?;
+    if request.options.iter().any(|one| one == "--ephemeral") {
+        return Err(
+            usage!("with `-- --ephemeral` each env would build the common steps again")
+                .help("rockenv matrix up TARGET ... --ephemeral"),
+        );
     }
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
