@@ -23,8 +23,8 @@ if [ . -ef /tmp ] && ! [ "${SLURM_SUBMIT_DIR-}" -ef /tmp ]; then
     echo "$(uname -n) lacks the directory of this job" >&2
     exit 1
 fi"#;
-/// Finds `envs` in the queue. A job's comment names its env, an array's comment the envs of its tasks. Prints the id of a
-/// whole array only if no other env of it is left, because the reader may cancel what it names.
+/// Finds `envs` in the queue. A job's comment names its env, an array's comment the envs of its tasks. Prints the id of
+/// a whole array only if no other env of it is left, because the reader may cancel what it names.
 const FIND: &str = r#"
 BEGIN { count = split(envs, names, " "); for (i = 1; i <= count; i++) ours[names[i]] }
 sub(/^rockenv:/, "", $3) {

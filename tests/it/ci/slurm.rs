@@ -542,7 +542,7 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
     help: run rockenv on a machine of the cluster, or write the script without `--submit`
     exit code 4
     ");
-    // An array, in the format that `squeue` has for job, task and comment. Its id is named only without the other's task.
+    // An array, in the format that `squeue` has for job, task and comment. Its id is named only without others' tasks.
     let env = format!("{}-gfx1201", store.env());
     let queue = format!("echo 4711 1 rockenv:other,{env}");
     let with_other = format!("echo 4711 0 rockenv:other,{env}; {queue}");
