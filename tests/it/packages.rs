@@ -291,6 +291,23 @@ fn a_program_that_would_not_be_static_does_not_compile() {
 }
 
 #[test]
+fn make_build_names_the_cargo_that_it_needs() {
+    let place = tempfile::tempdir().unwrap();
+    let cargo = place.path().join("cargo");
+    for (script, found) in [("exit 1", "none"), ("echo cargo 1.2.3", "1.2.3")] {
+        fs::write(&cargo, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&cargo, mode).unwrap();
+        let mut host = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host"));
+        let path = format!("{}:/usr/bin:/bin", place.path().display());
+        let output = host.arg("build").env("PATH", path).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains(&format!("here is {found}:")), "{errors}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}
+
+#[test]
 fn make_build_compiles_to_where_make_install_looks() {
     // An empty one would be the checkout, which `make clean` would remove.
     for (given, used) in [("/a target", "/a target"), ("", "target")] {
