@@ -130,16 +130,27 @@ pub(crate) fn answer() -> Option<ExitCode> {
     }
 }
 
-/// Escapes file names: bash inserts candidates verbatim, and would run `$(...)` in them.
+/// Joins the words that bash splits at `=` and `:`, where a candidate replaces only the last part. bash inserts candidates
+/// verbatim, and would run `$(...)` in them, unless they are file names.
 const BASH: &str = r#"source <(COMPLETE=bash rockenv)
 _rockenv() {
-    _clap_complete_rockenv "$@"
-    local i
-    for i in "${!COMPREPLY[@]}"; do
-        case ${COMPREPLY[i]} in
-            *[!A-Za-z0-9_./:=@%+,~-]*) printf -v 'COMPREPLY[i]' %q "${COMPREPLY[i]}" ;;
+    local part joins= last=$2 words=()
+    [[ ${COMP_WORDS[COMP_CWORD]} != [=:]* ]] || last=${COMP_WORDS[COMP_CWORD]}
+    for part in "${COMP_WORDS[@]:0:COMP_CWORD}" "$last"; do
+        case $joins$part in
+            [=:]*) words[${#words[@]} - 1]+=$part joins== ;;
+            *) words+=("$part") ;;
         esac
+        [[ $part == [=:]* ]] || joins=
     done
+    local COMP_WORDS=("${words[@]}") COMP_CWORD=$((${#words[@]} - 1))
+    _clap_complete_rockenv "$1" "${words[COMP_CWORD]}"
+    last=${words[COMP_CWORD]%"$2"}
+    COMPREPLY=("${COMPREPLY[@]#"$last"}")
+    local IFS=/
+    case ${COMPREPLY[*]} in
+        *[!A-Za-z0-9_./:=@%+,~-]*) compopt -o filenames; COMPREPLY=("${COMPREPLY[@]%/}") ;;
+    esac
 }
 complete -o nospace -o bashdefault -o nosort -F _rockenv rockenv
 "#;

@@ -471,12 +471,6 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
     let profile = profile.to_str().unwrap();
     let typed = profile.trim_end_matches("n.toml");
     assert_eq!(complete(&["plan", typed]), [profile]);
-    // Unquoted, bash would run the command in this name.
-    let hostile = store.work().join("o$(touch pwned);.toml");
-    fs::write(hostile, "").unwrap();
-    let typed = typed.trim_end_matches("w").to_owned() + "$";
-    let quoted = typed.trim_end_matches('$').to_owned() + r"\$\(touch\ pwned\)\;.toml";
-    assert_eq!(complete(&["plan", &typed]), [quoted]);
 
     let fish = |line: &str| {
         let mut command = Command::new("fish");
@@ -520,4 +514,39 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
     assert!(Path::new(path).starts_with(&root), "{path}");
     let schema: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     assert!(schema["$id"].is_string() && schema["properties"]["step"].is_object());
+}
+
+/// Completes as a person types: words that bash splits, and names that must be quoted.
+#[test]
+fn bash_completes_after_an_equals_sign_and_quotes_names() {
+    let store = TestStore::new();
+    let root = installed(&store);
+    // Unquoted, bash would run the command in this name.
+    for name in ["o$(touch pwned);.toml", "a b.toml"] {
+        fs::write(store.work().join(name), "").unwrap();
+    }
+    fs::create_dir(store.work().join("a dir")).unwrap();
+    let mut command = Command::new("bash");
+    command.args(["--norc", "--noprofile", "-i"]);
+    let path = format!("{}:/usr/bin:/bin", root.join("usr/bin").display());
+    command.env("PATH", path).current_dir(store.work());
+    let mut bash = Terminal::start(command, 24, 200);
+    let script = root.join("usr/share/bash-completion/completions/rockenv");
+    bash.write(&format!("source {}; echo star''ted\n", script.display()));
+    bash.expect("started");
+    for (typed, completed) in [
+        ("plan llvm --target=gfx95", "[plan][llvm][--target=gfx950]"),
+        ("setup --timer=la", "[setup][--timer=laptop]"),
+        ("--home=/ plan hip-sm", "[--home=/][plan][hip-smoke]"),
+        ("--home=\"./a d", "[--home=./a dir/]"),
+        ("plan ./o", "[plan][./o$(touch pwned);.toml]"),
+        ("plan \"./a b", "[plan][./a b.toml]"),
+    ] {
+        // bash prints the words that the program would get.
+        bash.write(&format!("rockenv {typed}\t\x01printf '[%s]' \x05\n"));
+        bash.expect(&format!("[rockenv]{completed}"));
+    }
+    bash.write("exit\n");
+    bash.child.wait().unwrap();
+    assert!(!store.work().join("pwned").exists());
 }
