@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::sync::atomic::AtomicBool;
 
 use super::{Manager, Tool, packages};
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Output, Program};
 use crate::ui::Ui;
 
@@ -24,15 +24,19 @@ pub(crate) fn install(
     let (optional, needed): (Vec<&Tool>, Vec<&Tool>) =
         tools.iter().copied().partition(|tool| tool.optional);
     let wanted = packages(&needed, manager);
+    // The network or the disk, which is no fault of rockenv.
+    let failed = |error: Error| {
+        let help = match manager {
+            Manager::Pacman => "pacman -Syu, then rockenv setup".to_owned(),
+            _ => manager.command(&packages(tools, manager)).join(" "),
+        };
+        error.of_kind(Kind::Unavailable).help(help)
+    };
     if manager == Manager::Apt {
-        return run.apt(wanted, &optional);
+        return run.apt(wanted, &optional).map_err(failed);
     }
     if !wanted.is_empty() {
-        run.go(&manager.command(&wanted))
-            .map_err(|error| match manager {
-                Manager::Pacman => error.help("pacman -Syu, then rockenv setup"),
-                _ => error,
-            })?;
+        run.go(&manager.command(&wanted)).map_err(failed)?;
     }
     for tool in optional {
         let package = tool.package(manager);

@@ -53,6 +53,12 @@ fn setup_does_without_a_tool_that_the_distribution_has_no_package_of() {
             .gid(1000),
     );
     ran.fails_after_notes(4, "help: sudo rockenv setup --for images\n");
+    let _apt = over(
+        &file("apt", "#!/bin/sh\nexit 100\n", 0o755),
+        "/usr/bin/apt-get",
+    );
+    let ran = place.run(&["setup", "--for", "images", "--yes"]);
+    ran.fails_after_notes(4, "help: apt-get install --yes ");
 
     let _os = over(&file("os", "ID=arch\n", 0o644), "/etc/os-release");
     let _pacman = over(&file("pacman", "#!/bin/sh\n", 0o755), "/usr/bin/pacman");
