@@ -114,7 +114,10 @@ pub(super) fn read_current(
     errors: &mut Vec<Error>,
 ) -> Option<File> {
     let path = working.join(trust::CONFIGURATION);
-    if fs::symlink_metadata(&path).is_err() {
+    let found = fs::symlink_metadata(&path).ok()?;
+    // An error shows lines of the file, and a stranger's link may lead to one that only the caller can read.
+    if found.is_symlink() && !current.counts() {
+        current.unread.push(trust::CONFIGURATION.to_owned());
         return None;
     }
     let read = trusted_files::read(&[current.as_directory()], &path, MAX_FILE).and_then(|file| {

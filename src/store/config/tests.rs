@@ -161,6 +161,12 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let error = of(BTreeMap::new(), &work).unwrap_err();
     assert_has!(error.message(), "not a regular file");
+    // A link may lead to a file that only the caller can read.
+    fs::remove_file(work.join("rockenv.toml")).unwrap();
+    fs::write(place.path().join("secret"), "a secret\n").unwrap();
+    std::os::unix::fs::symlink("../secret", work.join("rockenv.toml")).unwrap();
+    let notice = read(None).current.notice().unwrap();
+    assert_has!(notice, "profiles/, rockenv.toml");
 }
 
 /// A trusted directory that another user may write to, and one with the same file names and other content.
