@@ -67,7 +67,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     }
     for tool in drop_without_package(&mut tools) {
         cx.ui.warn(&format!(
-            "this distribution has no package of {}, which is needed to {}",
+            "this distribution has no package of {}, needed to {}",
             tool.name, tool.why
         ));
     }

@@ -146,7 +146,7 @@ impl Run<'_> {
 
     fn warn_unavailable(&self, tool: &Tool) {
         self.ui.warn(&format!(
-            "cannot install {}, which is needed to {}: this distribution has no package of it",
+            "cannot install {}, needed to {}: this distribution has no package of it",
             tool.name, tool.why
         ));
     }
