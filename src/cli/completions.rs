@@ -134,8 +134,8 @@ pub(crate) fn answer() -> Option<ExitCode> {
 /// verbatim, and would run `$(...)` in them, unless they are file names.
 const BASH: &str = r#"source <(COMPLETE=bash rockenv)
 _rockenv() {
-    local part joins= last=$2 words=()
-    [[ ${COMP_WORDS[COMP_CWORD]} != [=:]* ]] || last=${COMP_WORDS[COMP_CWORD]}
+    local part joins= typed=$2 last=$2 words=()
+    [[ ${COMP_WORDS[COMP_CWORD]} != [=:]* ]] || last=${COMP_WORDS[COMP_CWORD]} typed=
     for part in "${COMP_WORDS[@]:0:COMP_CWORD}" "$last"; do
         case $joins$part in
             [=:]*) words[${#words[@]} - 1]+=$part joins== ;;
@@ -145,7 +145,7 @@ _rockenv() {
     done
     local COMP_WORDS=("${words[@]}") COMP_CWORD=$((${#words[@]} - 1))
     _clap_complete_rockenv "$1" "${words[COMP_CWORD]}"
-    last=${words[COMP_CWORD]%"$2"}
+    last=${words[COMP_CWORD]%"$typed"}
     COMPREPLY=("${COMPREPLY[@]#"$last"}")
     local IFS=/
     case ${COMPREPLY[*]} in

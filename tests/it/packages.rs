@@ -464,6 +464,9 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
         assert_eq!(profiles, ["hip-smoke"], "{system}");
     }
     assert_eq!(complete(&["fsc"]), ["fsck"]);
+    // As bash-completion asks for a command of sudo.
+    let presets = complete(&["setup", "--timer", "="]);
+    assert_eq!(presets, ["laptop", "workstation", "ci"]);
     assert_eq!(complete(&["snapshot", "r"]), ["rm"]);
     assert_eq!(complete(&["remove", &env[..env.len() - 1]]), [env]);
     let profile = store.work().join("own.toml");
