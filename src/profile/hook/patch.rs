@@ -220,6 +220,14 @@ impl<'a> Parser<'a> {
         if hunks.is_empty() {
             return Err(self.wrong("a file without changes"));
         }
+        let mut after = self.lines[self.at..].iter();
+        let is_context = |line: &[u8]| line.starts_with(b" ") || line.trim_ascii().is_empty();
+        if after
+            .find(|line| !is_context(line))
+            .is_some_and(|line| is_change(line))
+        {
+            return Err(self.wrong("more lines than the hunk declares"));
+        }
         Ok(FilePatch {
             path,
             creates: old.is_none(),
@@ -354,6 +362,13 @@ fn is_not_lines(line: &str, in_head: bool) -> bool {
         || (in_head && words.iter().any(|word| line.starts_with(word)))
 }
 
+/// Returns whether a line after a hunk is part of a change too, so that it must not be taken for other text. `-- ` begins
+/// a signature.
+fn is_change(line: &[u8]) -> bool {
+    let is_other = line.starts_with(b"--- ") || line.trim_ascii_end() == b"--";
+    line.starts_with(b"@@ -") || matches!(line.first(), Some(b'+' | b'-')) && !is_other
+}
+
 /// Returns whether a line belongs to git's header of a file.
 fn is_in_head(line: &str) -> bool {
     let starts = [
@@ -458,6 +473,9 @@ mod tests {
             --- a/f; +++ b/f; @@ -1,2 +1 @@; -a => truncated
             --- a/f; +++ b/f; @@ -1 +1 @@; *a => neither
             --- a/f; +++ b/f; @@ nonsense @@ => head of a hunk
+            --- a/f; +++ b/f; @@ -1 +1 @@; -a; +b; +c => more lines
+            --- a/f; +++ b/f; @@ -1 +1 @@; -a; +b; -c => more lines
+            --- a/f; +++ b/f; @@ -1 +1 @@; -a; +b; ; @@ -9 +9 @@; -c; +d => line 6: more lines
             --- a/../f; +++ b/../f; @@ -1 +1 @@; -a; +b => leaves
             --- a/.git/config; +++ b/.git/config; @@ -1 +1 @@; -a; +b => belongs to git
             diff --git a/f b/g; rename from f; rename to g => does not apply
