@@ -11,7 +11,7 @@ use crate::profile::{SHELL, shorten, value};
 use crate::rocm::target::{self, Target};
 use crate::sys::address::{hide_secrets, without_login};
 use crate::sys::catalog::{CatalogEntry, Directory};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, named_path};
 use crate::sys::name::StepName;
 use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog, trusted_files};
@@ -63,9 +63,13 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
 
 /// Reads a regular file of limited size; refuses anything else, including a link.
 fn read(directories: &[Directory], path: &Path) -> Result<Vec<u8>> {
-    let is_link = fs_err::symlink_metadata(path)?.is_symlink();
+    let found = path.symlink_metadata().map_err(named_path(path))?;
+    if found.is_symlink() {
+        let error = invalid!("`{}` is a symbolic link", path.display());
+        return Err(error.help("copy the file itself there: links are not read"));
+    }
     let found = trusted_files::read(directories, path, MAX_PATCH + 1)?;
-    let found = found.filter(|found| !is_link && found.bytes.len() as u64 <= MAX_PATCH);
+    let found = found.filter(|found| found.bytes.len() as u64 <= MAX_PATCH);
     let found = found.ok_or_else(|| {
         invalid!(
             "`{}` is not a regular file of at most {MAX_PATCH} bytes",
@@ -346,6 +350,27 @@ mod tests {
         for name in names {
             let hook = load(&[], &name).unwrap();
             assert!(!hook.why.is_empty() && hook.digest().unwrap().len() == 64);
+        }
+    }
+
+    #[test]
+    fn a_link_and_a_missing_patch_are_named_as_such() {
+        let directory = tempfile::tempdir().unwrap();
+        let hooks = Directory::from(directory.path().to_owned());
+        let hook = directory.path().join("h/hook.toml");
+        fs_err::create_dir(hook.parent().unwrap()).unwrap();
+        let text = format!("{HEAD}[[patch]]\nfile = \"away.patch\"\n");
+        fs_err::write(directory.path().join("real"), &text).unwrap();
+        for (is_link, want) in [
+            (true, "is a symbolic link"),
+            (false, "away.patch` does not exist"),
+        ] {
+            match is_link {
+                true => fs_err::os::unix::fs::symlink("../real", &hook).unwrap(),
+                false => fs_err::rename(directory.path().join("real"), &hook).unwrap(),
+            }
+            let error = load(std::slice::from_ref(&hooks), "h").unwrap_err();
+            assert_has!(error.chain().join(": "), want);
         }
     }
 
