@@ -93,9 +93,8 @@ const ARGUMENTS: &[(Names, &str, &str)] = &[
     (
         Names::ProfilesAndTargets,
         "what",
-        "up, plan, profile show, lock",
+        "up, plan, profile show, profile check, lock",
     ),
-    (Names::Profiles, "what", "profile check"),
     (Names::Profiles, "profile", MATRIX),
     (Names::Targets, "targets", MATRIX),
     (

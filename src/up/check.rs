@@ -48,12 +48,8 @@ impl ProfileCheck {
         let targets = targets.collect::<Result<Vec<_>>>()?;
         let names = profile::names(&cx.config.profile_dirs)?;
         let names = names.iter().map(String::as_str);
-        let targets = match resolve::profile_or_target(what, &targets, None, names) {
-            Err(error) if error.kind() == Kind::Usage => return Err(error),
-            Ok(request) if request.profile == what => request.targets,
-            _ => targets,
-        };
-        let mut draft = profile::draft(&cx.config.profile_dirs, what)?;
+        let request = resolve::profile_or_target(what, &targets, None, names)?;
+        let mut draft = profile::draft(&cx.config.profile_dirs, &request.profile)?;
         let Some(mut profile) = draft.profile.take() else {
             draft.finished()?;
             return Err(unexpected!("profile `{what}` is empty"));
@@ -62,7 +58,7 @@ impl ProfileCheck {
         draft.add(problems);
         self.image(cx, &profile, &mut draft);
         let hooks = self.hooks(cx, &mut profile, &mut draft);
-        let mut inputs = inputs(cx, &profile, &hooks, targets)?;
+        let mut inputs = inputs(cx, &profile, &hooks, request.targets)?;
         inputs.file_digests.extend(files.digests());
         let spec = self.resolve(&profile, &mut inputs, &mut draft);
         if let Ok(spec) = &spec {

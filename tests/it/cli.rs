@@ -157,8 +157,8 @@ fn a_name_that_no_profile_can_have_is_no_invalid_profile() {
     help: up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit
     exit code 2
     $ rockenv profile check Bad
-    error: no profile `Bad`
-    help: `rockenv profile ls` shows them all
+    error: no profile or target `Bad`
+    help: `rockenv profile ls` and `rockenv target ls` show them all
     exit code 7
     $ rockenv profile show Bad
     error: no profile or target `Bad`

@@ -10,8 +10,8 @@ use crate::up::context::Context;
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Profiles or files [default: every profile there is]
-    #[arg(value_name = "PROFILE|FILE.toml")]
+    /// Profiles, targets or profile files [default: every profile there is]
+    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
     what: Vec<String>,
     /// Target to resolve for instead of the profile's own; may be given again
     #[arg(short, long, value_name = "GFX")]

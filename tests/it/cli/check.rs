@@ -13,7 +13,7 @@ fn check_names_every_mistake_with_its_place() {
     let said = place.shows("profile check hip-smok\nprofile check bad.toml hip-smoke nope.toml");
     insta::assert_snapshot!(said, @r#"
     $ rockenv profile check hip-smok
-    error: no profile `hip-smok`
+    error: no profile or target `hip-smok`
     help: did you mean `hip-smoke`?
     exit code 7
     $ rockenv profile check bad.toml hip-smoke nope.toml
@@ -243,4 +243,20 @@ fn a_patch_that_is_none_is_found_without_a_source() {
         let wanted = "`p.patch`: no patch in unified format";
         assert!(said.contains(wanted), "{said}");
     }
+}
+
+#[test]
+fn check_takes_a_target_as_up_does() {
+    let place = Place::new();
+    let said = place.shows("profile check gfx1150\nprofile check 780m\nprofile check gfx110X-all");
+    insta::assert_snapshot!(said, @"
+    $ rockenv profile check gfx1150
+    gfx1150: ok, 23 steps, for gfx1150
+    $ rockenv profile check 780m
+    780m: ok, 23 steps, for gfx1103
+    $ rockenv profile check gfx110X-all
+    error: unknown target `gfx110X-all`
+    help: `gfx110X-all` is a family; name one or more of its targets: gfx1100, gfx1101, gfx1102, gfx1103
+    exit code 7
+    ");
 }
