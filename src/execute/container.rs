@@ -174,6 +174,11 @@ impl ContainerContext<'_> {
             (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
                 check_mounted(path, &volume.name)?;
                 made_for_caller(path, spec)?;
+                if path.is_file() {
+                    let (name, path) = (&volume.name, path.display());
+                    return Err(invalid!("volume `{name}`: `{path}` is not a directory")
+                        .help("correct `path` of the volume in the profile"));
+                }
                 Ok(path.clone())
             }
             (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),

@@ -214,14 +214,15 @@ fn inputs(
     })
 }
 
-/// Returns the directories of the host that do not exist.
+/// Returns the directories of the host that do not exist, or are files.
 fn missing_paths(profile: &Profile, spec: &Spec) -> Vec<Problem> {
     let missing = spec.volumes.iter().filter_map(|volume| {
         let resolve::VolumeSource::Path(path) = &volume.source else {
             return None;
         };
         let is_read = matches!(volume.kind, VolumeKind::Host | VolumeKind::Source);
-        if !is_read || path.exists() {
+        let is_wrong_kind = volume.kind != VolumeKind::Host && path.is_file();
+        if !is_wrong_kind && (!is_read || path.exists()) {
             return None;
         }
         let mut written = profile.volumes.iter();
@@ -230,6 +231,10 @@ fn missing_paths(profile: &Profile, spec: &Spec) -> Vec<Problem> {
             return None;
         };
         let (name, shown) = (&volume.name, path.display());
+        if is_wrong_kind {
+            let message = format!("volume `{name}`: `{shown}` is not a directory");
+            return Some(Problem::new(&at.place, message, "a file"));
+        }
         let message = format!("volume `{name}`: `{shown}` does not exist");
         let help = format!("mkdir -p {}", quoted(&path.to_string_lossy()));
         Some(Problem::new(&at.place, message, "no such directory").help(help))

@@ -126,12 +126,13 @@ impl<'a> Gathered<'a> {
                 (VolumeSource::Path(path), _) => Some(path.clone()),
                 (VolumeSource::Git(_), None) | (VolumeSource::Store, _) => None,
             };
-            let Some(path) = directory.filter(|path| path.exists()) else {
+            let Some(path) = directory.filter(|path| path.is_dir()) else {
                 match &volume.source {
-                    VolumeSource::Path(path) => missing.refused.push(format!(
-                        "source `{name}` is missing from `{}`",
-                        path.display()
-                    )),
+                    VolumeSource::Path(path) => {
+                        let error = source::is_there(name, path).err();
+                        let message = error.map(|error| error.message().to_owned());
+                        missing.refused.extend(message);
+                    }
                     VolumeSource::Git(_) | VolumeSource::Store => missing
                         .notes
                         .push(format!("source `{name}` is not fetched yet")),

@@ -47,14 +47,15 @@ pub(crate) struct Repository {
 pub(crate) const MISSING: &str =
     "correct `path` of the volume in the profile, or put the source there";
 
-/// Refuses a missing directory of the user, which rockenv neither creates nor fetches.
+/// Refuses a missing directory of the user, which rockenv neither creates nor fetches, and a file in its place.
 pub(crate) fn is_there(volume: &str, path: &Path) -> Result<()> {
-    path.metadata().map(drop).map_err(|error| {
-        let place = path.display();
-        invalid!("source `{volume}` is missing from `{place}`")
-            .source(error)
-            .help(MISSING)
-    })
+    let place = path.display();
+    let error = match path.metadata() {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => invalid!("source `{volume}` at `{place}` is not a directory"),
+        Err(error) => invalid!("source `{volume}` is missing from `{place}`").source(error),
+    };
+    Err(error.help(MISSING))
 }
 
 /// Returns the directories of a spec's sources, as `up` prepared them.

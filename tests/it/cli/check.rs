@@ -260,3 +260,23 @@ fn check_takes_a_target_as_up_does() {
     exit code 7
     ");
 }
+
+#[test]
+fn a_file_in_place_of_a_directory_is_refused() {
+    let place = Place::new();
+    fs::write(place.path().join("file"), "mine").unwrap();
+    for (kind, code) in [("source", 3), ("output", 3), ("host", 0)] {
+        let text = format!(
+            "schema = 1\nimage = \"debian-forky\"\n[[volume]]\nname = \"v\"\nkind = \"{kind}\"\npath = \"file\"\n\
+             target = \"/v\"\n[[step]]\nname = \"s\"\nrun = \"true\"\n"
+        );
+        fs::write(place.path().join("p.toml"), text).unwrap();
+        let ran = place.run(&["profile", "check", "p.toml"]);
+        assert_eq!(ran.code, code, "{kind}: {}", ran.err);
+        assert_eq!(
+            ran.err.contains("file` is not a directory"),
+            code == 3,
+            "{kind}"
+        );
+    }
+}
