@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::diagnostics::{Problem, Sources, UnreadPart};
 use super::structure::shorten;
 use crate::rocm::target::Target;
+use crate::sys::name::is_short_name;
 use crate::sys::span::Place;
 use crate::sys::suggest;
 
@@ -203,7 +204,8 @@ fn check_name(
     let known = FACTS.into_iter().chain(params.keys().map(String::as_str));
     let help = match suggest::closest(name, known) {
         Some(close) => format!("did you mean `${{{close}}}`? {literal}"),
-        None => format!("{literal}, or add `{shown}` to [params]"),
+        None if is_short_name(name) => format!("{literal}, or add `{shown}` to [params]"),
+        None => literal,
     };
     Some(Fault::new(name, format!("unknown `${{{shown}}}`"), help))
 }

@@ -182,7 +182,13 @@ impl<'s> Walk<'s> {
             .get("items")
             .is_some_and(|items| types(self.resolve(items)).contains(&"table"));
         let help = match (value, must) {
-            (DeValue::Table(_), "array") if tables => Some(format!("write `[[{name}]]`")),
+            (DeValue::Table(_), "array") if tables => {
+                let place = format!("/properties/{name}");
+                Some(match self.root.pointer(&place).is_some() {
+                    true => format!("write `[[{name}]]`"),
+                    false => format!("write `{name} = [{{ ... }}]`"),
+                })
+            }
             (DeValue::Integer(number), "string") => Some(quoted(name, number.as_str())),
             (DeValue::Float(number), "string") => Some(quoted(name, number.as_str())),
             (DeValue::Boolean(state), "string") => Some(format!("write `\"{state}\"`")),

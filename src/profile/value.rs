@@ -100,7 +100,7 @@ pub(crate) fn size(text: &str) -> Result<u64> {
     let prefix = prefix.and_then(|prefix| prefix.chars().next());
     let power = match prefix.map(|letter| letter.to_ascii_uppercase()) {
         // `2` for two gigabytes would be two bytes.
-        None if unit.is_empty() && number != "0" => {
+        None if unit.is_empty() && !matches!(number, "" | "0") => {
             return Err(
                 Refused::new(format!("size `{}` has no unit", shorten(text)))
                     .help(format!("write `\"{number}G\"`, or K, M, T or B for G")),
@@ -425,6 +425,7 @@ mod tests {
         ] {
             assert_eq!(size(text), Ok(want), "{text}");
         }
+        assert_has!(size("").unwrap_err().message, "bad size");
         for text in ["1024.1T", "1126TB", "999999999999999999T"] {
             let refused = size(text).unwrap_err();
             assert_has!(refused.message, "is larger than 1024T");

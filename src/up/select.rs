@@ -263,12 +263,9 @@ fn command_of_env(cx: &Context, what: &str, profiles: &[String]) -> Option<Strin
 fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String, String>> {
     let mut params = BTreeMap::new();
     for text in &request.select.param {
-        let (name, value) = text.split_once('=').ok_or_else(|| {
-            usage!("`{text}` is not NAME=VALUE").help(format!(
-                "rockenv {} PROFILE --param NAME=VALUE",
-                request.verb
-            ))
-        })?;
+        let (name, value) = text
+            .split_once('=')
+            .ok_or_else(|| usage!("`{text}` is not NAME=VALUE").help("--param NAME=VALUE"))?;
         params.insert(name.to_owned(), value.to_owned());
     }
     if let Some(release) = &request.select.release {

@@ -40,6 +40,7 @@ kind = "sauce"
 [[step]]
 run = true
 packages = "hipcc"
+copy = { from = "a", to = "/a" }
 "#;
     insta::assert_snapshot!(folded(text), @r#"
     3:1+7 unknown key `volumes`: unknown; help: did you mean `volume`?
@@ -50,6 +51,7 @@ packages = "hipcc"
     14:1+8 missing key `name` in step entry: here;
     15:7+4 `run` must be a string: this is a boolean; help: write `"true"`
     16:12+7 `packages` must be an array: this is a string; help: write `["hipcc"]`
+    17:8+24 `copy` must be an array: this is a table; help: write `copy = [{ ... }]`
     "#);
 }
 
@@ -112,7 +114,7 @@ cmake -DGPU=${traget} \
     15:11+9 bad duration `2 hours`: here; help: numbers with d, h, m or s, such as "2h 30m"
     16:11+5 there is no volume of kind `source` called `scr`: not found; help: did you mean `src`?
     18:13+9 unknown `${traget}`: here; help: did you mean `${target}`? write `$${traget}` for a shell's own
-    19:10+7 unknown `${HOME}`: here; help: write `$${HOME}` for a shell's own, or add `HOME` to [params]
+    19:10+7 unknown `${HOME}`: here; help: write `$${HOME}` for a shell's own
     "#);
 }
 
