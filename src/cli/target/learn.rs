@@ -39,7 +39,10 @@ pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
 }
 
 pub(super) fn forget(cx: &Context) -> Result<()> {
-    match if_exists(fs::remove_file(target::learned_file(&cx.config.home)))? {
+    let store = Store::open_existing(&cx.config.home)?;
+    let file = store.map(|store| target::learned_file(store.root()));
+    let removed = file.map(|file| if_exists(fs::remove_file(file)));
+    match removed.transpose()?.flatten() {
         Some(()) => cx.ui.note(&format!(
             "now uses the built-in targets of TheRock {}",
             &target::table_commit()[..12]
