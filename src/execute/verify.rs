@@ -20,8 +20,17 @@ use crate::tree::{Method, listing, overlay};
 
 /// Maximum number of differences of a step that are named.
 const NAMED: usize = 20;
-/// Ninja's own files, which contain build times.
-const NINJA: [&str; 2] = [".ninja_log", ".ninja_deps"];
+/// Files of ninja and CMake that each build makes differently: they contain times, or names of random directories.
+const BUILD_TOOLS: [&str; 6] = [
+    ".ninja_log",
+    ".ninja_deps",
+    "CMakeConfigureLog.yaml",
+    // Before CMake 3.26.
+    "CMakeOutput.log",
+    "CMakeError.log",
+    // clang names its symbols by the path of the source, which is in a random directory.
+    "CMakeDetermineCompilerABI_HIP.bin",
+];
 /// Labels of the two sides.
 const NAMES: [&str; 2] = ["the snapshot", "the new build"];
 
@@ -166,7 +175,7 @@ impl StepComparison<'_> {
         if let Some(service) = before.env.service()? {
             return self.roots_at(&service);
         }
-        let except = |path: &Path| !self.strict && normalise::is_nondeterministic(path);
+        let except = |path: &Path| !self.strict && is_nondeterministic(path);
         if self.store.method() != Method::Overlay {
             let root = |layer: &Layer| self.store.layer_dir(&layer.id).join("root");
             return self.directories(&root(before.layer), &root(now.layer), &except);
@@ -199,7 +208,7 @@ impl StepComparison<'_> {
                 (None, _) => Some(format!("only in {}", NAMES[1])),
             };
             if let Some(what) = what
-                && (self.strict || !normalise::is_nondeterministic(below))
+                && (self.strict || !is_nondeterministic(below))
             {
                 let path = below.to_owned();
                 first.push(digest::Difference { path, what });
@@ -255,9 +264,8 @@ impl StepComparison<'_> {
         if !matches!((old, new), (Tree::At(_), Tree::At(_))) {
             fs::create_dir_all(&nothing)?;
         }
-        let is_ninja = |path: &Path| NINJA.iter().any(|name| path.ends_with(name));
         self.directories(&place(old), &place(new), &|path| {
-            path.as_os_str().is_empty() || !self.strict && is_ninja(path)
+            path.as_os_str().is_empty() || !self.strict && is_of_build_tool(path)
         })
     }
 
@@ -281,6 +289,15 @@ impl StepComparison<'_> {
             first,
         })
     }
+}
+
+fn is_of_build_tool(path: &Path) -> bool {
+    BUILD_TOOLS.iter().any(|name| path.ends_with(name))
+}
+
+/// Returns whether a file of the root file system differs although the same was built.
+fn is_nondeterministic(path: &Path) -> bool {
+    normalise::is_nondeterministic(path) || is_of_build_tool(path)
 }
 
 /// Returns the error for a step whose sources changed since it was built; `up` is the env's own command.

@@ -32,7 +32,7 @@ use crate::up::segments::{Segment, plan, runs, snapshot_layer};
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct VerifyOptions {
-    /// Also compare modification times, and the logs and caches of package managers and ninja
+    /// Also compare modification times, and the logs and caches of package managers, CMake and ninja
     #[arg(long)]
     strict: bool,
     /// Let the steps use the store's caches, as `up` does [default: they start with empty caches]

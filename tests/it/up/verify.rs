@@ -28,7 +28,8 @@ fn step(name: &str, script: &str) -> String {
 /// Returns three steps that leave something everywhere, each on what the one before left.
 fn steps() -> String {
     let places = ["~", "/b", "/out"].map(|place| format!("cd {place}; {TREE}"));
-    let two = "cat ~/lib/x /b/lib/x /out/lib/x > ~/two; echo two >> /b/two; echo two > /out/two; rm /out/lib/same";
+    let two = "cat ~/lib/x /b/lib/x /out/lib/x > ~/two; echo two >> /b/two; echo two > /out/two; rm /out/lib/same; \
+               date +%N > ~/.ninja_log; date +%N > /b/CMakeConfigureLog.yaml";
     [
         VOLUMES,
         &step("one", &places.join("; ")),
