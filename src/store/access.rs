@@ -109,14 +109,22 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
         let Some(found) = if_exists(fs::symlink_metadata(&path))? else {
             continue;
         };
-        let fault = if found.uid() != geteuid().as_raw() {
-            format!("belongs to user {}, not to user {}", found.uid(), geteuid())
+        let (fault, help) = if found.uid() != geteuid().as_raw() {
+            let help = match found.uid() {
+                0 => "sudo rockenv ..., or ",
+                _ => "use it as its owner, or ",
+            };
+            let (owner, user) = (found.uid(), geteuid());
+            let fault = format!("belongs to user {owner}, not to user {user}");
+            (fault, help.to_owned())
         } else if found.is_symlink() {
-            "is a symbolic link".to_owned()
+            ("is a symbolic link".to_owned(), String::new())
         } else if found.mode() & writable(&found) != 0 {
-            format!(
-                "is writable by others: its mode is {:04o}",
-                found.mode() & 0o7777
+            let mode = found.mode() & 0o7777;
+            let path = quoted_path(&path);
+            (
+                format!("is writable by others: its mode is {mode:04o}"),
+                format!("if nobody else wrote to it, run `chmod go-w {path}` as its owner; or "),
             )
         } else {
             continue;
@@ -126,7 +134,7 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
             root.display(),
             path.display()
         )
-        .help("use it as its owner, or name another store: rockenv --home DIR ..."));
+        .help(format!("{help}name another store: rockenv --home DIR ...")));
     }
     Ok(())
 }

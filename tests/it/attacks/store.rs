@@ -293,11 +293,16 @@ fn a_store_that_others_own_or_may_write_to_is_refused() {
         for open in [0o777, 0o770] {
             fs::set_permissions(&path, std::fs::Permissions::from_mode(open)).unwrap();
             refused(user.sudo(user.program(), &["ls"]), "writable by others");
+            refused(user.sudo(user.program(), &["ls"]), "run `chmod go-w ");
         }
         fs::set_permissions(&path, mode).unwrap();
     }
     // The user may not use root's store.
     refused(user.command(user.program(), &["ls"]), "by its owner only");
+    refused(
+        user.command(user.program(), &["fsck"]),
+        "help: sudo rockenv",
+    );
     let output = user.sudo(user.program(), &["ls"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
