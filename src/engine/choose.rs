@@ -175,8 +175,12 @@ fn first_service(sockets: &Sockets) -> Result<(Engine, Option<PathBuf>, Reason)>
             Err(error) => causes.push(error.chain().join(": ")),
         }
     }
+    let nspawn = match is_nspawn_installed() {
+        true => "needs root",
+        false => "is not installed",
+    };
     Err(unavailable!(
-        "no engine available: systemd-nspawn cannot be used, and neither Docker nor Podman answers"
+        "no engine available: systemd-nspawn {nspawn}, and neither Docker nor Podman answers"
     )
     .source(causes.join("; "))
     .help("rockenv doctor"))

@@ -105,7 +105,7 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
     settings.bind(|| {
         insta::assert_snapshot!(out, @r"
         p-gfx1103: `up` would refuse
-          - no engine available: systemd-nspawn cannot be used, and neither Docker nor
+          - no engine available: systemd-nspawn needs root, and neither Docker nor
             Podman answers
           - profile `p` needs 900.0 GiB of memory, this machine has SIZE
           - DISK
