@@ -14,6 +14,7 @@ use super::structure::shorten;
 use super::{Profile, check, merge, value};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists, is_absent};
+use crate::sys::shell::quoted_path;
 use crate::sys::span::At;
 use crate::sys::suggest;
 use crate::sys::{builtin, catalog, trusted_files};
@@ -190,7 +191,7 @@ fn listed(dirs: &[Directory], CatalogEntry { name, path }: CatalogEntry) -> Prof
 
 /// Looks a name up. A name that no profile can have is unknown, unless a file has it.
 fn named(dirs: &[Directory], name: &str) -> Result<Origin> {
-    let unknown = || unknown(dirs, name);
+    let unknown = || suggest_file(name, unknown(dirs, name));
     if value::name("profile", name).is_err() && !names(dirs)?.iter().any(|known| known == name) {
         return Err(unknown());
     }
@@ -236,6 +237,15 @@ fn unknown(dirs: &[Directory], name: &str) -> Error {
     not_found!("no profile `{}`", shorten(name)).help(help)
 }
 
+/// Suggests `NAME.toml` if that is a file.
+pub(crate) fn suggest_file(name: &str, error: Error) -> Error {
+    let file = PathBuf::from(format!("{name}.toml"));
+    match file.is_file() {
+        true => error.help(format!("did you mean `{}`?", quoted_path(&file))),
+        false => error,
+    }
+}
+
 fn stem(origin: &Origin) -> Result<String> {
     let stem = origin.stem();
     match value::name("profile", &stem) {
@@ -254,8 +264,9 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     let about = || format!("cannot read the profile {}", path.display());
     match fs_err::metadata(path) {
         Err(error) if is_absent(&error) => {
-            return Err(not_found!("no profile file `{}`", path.display())
-                .help("`rockenv profile ls` lists the profiles that have names"));
+            let error = not_found!("no profile file `{}`", path.display())
+                .help("`rockenv profile ls` lists the profiles that have names");
+            return Err(suggest_file(&path.to_string_lossy(), error));
         }
         other => other.context(about)?,
     };

@@ -34,7 +34,7 @@ pub(crate) use lint::advice;
 #[cfg(test)]
 pub(crate) use load::from_text;
 pub use load::load;
-pub(crate) use load::{Origin, ProfileDraft, draft, is_path, list, names};
+pub(crate) use load::{Origin, ProfileDraft, draft, is_path, list, names, suggest_file};
 pub(crate) use resources::Resources;
 pub(crate) use structure::{check_as, shorten};
 pub(crate) use template::template;

@@ -227,7 +227,8 @@ impl Selection {
     }
 }
 
-/// Adds the command for an env to the error, if the argument names an env and not a profile.
+/// Adds the command for an env to the error, if the argument names an env and not a profile. Otherwise suggests a file
+/// of that name.
 fn perhaps_env(cx: &Context, what: &str, profiles: &[String], error: Error) -> Error {
     if error.kind() != Kind::NotFound {
         return error;
@@ -237,7 +238,7 @@ fn perhaps_env(cx: &Context, what: &str, profiles: &[String], error: Error) -> E
             let message = format!("`{what}` is an env, not a profile or target");
             Error::new(error.kind(), message).help(command)
         }
-        None => error,
+        None => profile::suggest_file(what, error),
     }
 }
 

@@ -280,3 +280,25 @@ fn a_file_in_place_of_a_directory_is_refused() {
         );
     }
 }
+
+#[test]
+fn a_file_without_its_ending_is_suggested() {
+    let place = Place::new();
+    let text = "schema = 1\nimage = 'debian-forky'\n[[step]]\nname = 's'\nrun = 'true'\n";
+    fs::write(place.path().join("lib.toml"), text).unwrap();
+    let said = place.shows("plan lib\nplan ./lib\nprofile check lib");
+    insta::assert_snapshot!(said, @"
+    $ rockenv plan lib
+    error: no profile or target `lib`
+    help: did you mean `lib.toml`?
+    exit code 7
+    $ rockenv plan ./lib
+    error: no profile file `./lib`
+    help: did you mean `./lib.toml`?
+    exit code 7
+    $ rockenv profile check lib
+    error: no profile `lib`
+    help: did you mean `lib.toml`?
+    exit code 7
+    ");
+}
