@@ -264,7 +264,8 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
         !caches.contains("link") && caches.contains(store.env()),
         "{caches}"
     );
-    let said = store.shows("cache clear --yes link\ncache clear --yes ../sources");
+    let said = store
+        .shows("cache clear --yes link\ncache clear --yes ../sources\ncache clear --yes cahce");
     insta::assert_snapshot!(said, @"
     $ rockenv cache clear --yes link
     error: no cache `link`
@@ -273,6 +274,10 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     $ rockenv cache clear --yes ../sources
     error: no cache `../sources`
     help: rockenv cache ls
+    exit code 7
+    $ rockenv cache clear --yes cahce
+    error: no cache `cahce`
+    help: did you mean `cache`?
     exit code 7
     ");
     assert!(elsewhere.join("mine").exists());

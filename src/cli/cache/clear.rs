@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::sys::error::Result;
+use crate::sys::suggest;
 use crate::ui::size;
 use crate::up::context::Context;
 
@@ -28,7 +29,9 @@ pub(super) fn clear(cx: &Context, args: &ClearArgs) -> Result<()> {
         return Ok(());
     }
     if let Some(unknown) = names.iter().find(|name| !known.contains_key(*name)) {
-        return Err(not_found!("no cache `{unknown}`").help("rockenv cache ls"));
+        let known = known.keys().map(String::as_str);
+        let help = suggest::help(unknown, known, "rockenv cache ls");
+        return Err(not_found!("no cache `{unknown}`").help(help));
     }
     cx.confirm(&format!("empty {}?", names.join(", ")))?;
     for name in &names {
