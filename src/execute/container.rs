@@ -24,7 +24,7 @@ use crate::plan::pins;
 use crate::plan::resolve::{Access, Action, Spec, Step, User, Volume, VolumeKind, VolumeSource};
 use crate::rocm::gpu::Device;
 use crate::store::path_volumes::real_path;
-use crate::store::results::check_mounted;
+use crate::store::results::{check_directory, check_mounted};
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account::{self, FilePlace, Rights};
 use crate::sys::atomic::random_id;
@@ -173,6 +173,9 @@ impl ContainerContext<'_> {
             }
             (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
                 check_mounted(path, &volume.name)?;
+                if volume.kind == VolumeKind::Output {
+                    check_directory(path, &volume.name)?;
+                }
                 made_for_caller(path, spec)?;
                 if path.is_file() {
                     let (name, path) = (&volume.name, path.display());

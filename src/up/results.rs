@@ -40,9 +40,11 @@ impl ResultsSummary {
                 continue;
             };
             if fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
+                // The scan does not follow a link.
+                let real = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
                 found.push(OutputDirectory {
                     volume: volume.name.clone(),
-                    bytes: scan_one(&path).total().allocated,
+                    bytes: scan_one(&real).total().allocated,
                     path,
                 });
             }

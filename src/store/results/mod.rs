@@ -11,6 +11,8 @@ mod unfinished;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use fs_err as fs;
+
 pub(crate) use restore::BlockedResult;
 pub(crate) use step_results::{StepResults, VolumeResults, refuse_special};
 pub(crate) use unfinished::OutputBefore;
@@ -85,11 +87,29 @@ pub(crate) fn check_mounted(path: &Path, volume: &str) -> Result<()> {
     mounts::check_mounted(path, &what, "name another directory in the profile")
 }
 
+/// Refuses a file in place of the directory that a volume's `path` names.
+pub(crate) fn check_directory(path: &Path, volume: &str) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_dir() => {
+            let path = path.display();
+            Err(
+                invalid!("`{path}`, the `path` of volume `{volume}`, is not a directory")
+                    .help("name a directory in the profile, or move the file away"),
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Store {
-    /// Returns the directory of an output volume. Refuses one that a step may have replaced with a link.
+    /// Returns the directory of an output volume. Refuses one that a step may have replaced with a link, and a file.
     pub fn output_dir(&self, spec: &Spec, volume: &Volume) -> Result<PathBuf> {
         match &volume.source {
-            VolumeSource::Path(path) => real_path(spec, path).map(|_| path.clone()),
+            VolumeSource::Path(path) => {
+                real_path(spec, path)?;
+                check_directory(path, &volume.name)?;
+                Ok(path.clone())
+            }
             VolumeSource::Git(_) | VolumeSource::Store => {
                 let outputs = self.root.join("outputs");
                 Ok(outputs.join(&spec.name).join(&volume.name))

@@ -242,3 +242,27 @@ fn help_has_the_steps_name_of_this_profile() {
     store.rockenv(&["up", &b, "--rerun", "beta"]).ok();
     store.rockenv(&["--yes", "rm", &a, &b]).ok();
 }
+
+#[test]
+fn an_output_s_path_is_a_directory_or_a_link_to_one() {
+    let store = TestStore::new();
+    let path = store.work().join("results");
+    store.profile(&format!(
+        "[[volume]]\nname = 'o'\nkind = 'output'\npath = '{}'\ntarget = '/o'\n\
+         [[step]]\nname = 'x'\nrun = 'echo 1 > /o/r'\n",
+        path.display()
+    ));
+    let refused = "the `path` of volume `o`, is not a directory";
+    let env = store.env();
+    fs::write(&path, "mine").unwrap();
+    store.rockenv(&["up", env]).exits(3).says(&[refused]);
+    let real = store.work().join("real");
+    fs::rename(&path, store.work().join("mine")).unwrap();
+    fs::create_dir(&real).unwrap();
+    fs_err::os::unix::fs::symlink(&real, &path).unwrap();
+    let said = store.up();
+    assert!(!said.err.contains("(0 B)"), "{}", said.err);
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "mine").unwrap();
+    store.rockenv(&["plan", env]).exits(3).says(&[refused]);
+}
