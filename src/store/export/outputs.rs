@@ -99,8 +99,11 @@ impl OutputsExport<'_> {
             incremental: &incremental,
         };
         mounts::check_mounted(self.directory, "the export", "name another directory")?;
-        account::make_directories(account::caller(), self.directory)
-            .map_err(|error| error.help(format!("rockenv export {name} ./{name}")))?;
+        account::make_directories(account::caller(), self.directory).map_err(|error| {
+            error.help(format!(
+                "rockenv export {name} DIR, with a directory of your own"
+            ))
+        })?;
         let elsewhere = |error: Error| match error.help_text() {
             Some(files::ELSEWHERE) => error.help(format!("rockenv export {name} NEW-DIRECTORY")),
             _ => error,
