@@ -1,8 +1,10 @@
 //! Owns moving the results of an env's other builds out of its output volumes: a later step would take them for results
-//! of its own build. They stay beside the volumes until a build has made them again.
+//! of its own build. They stay beside the volumes until a build has made them again. Files that a user put or changed
+//! there stay in any case: `envs/<name>/earlier.json` has the marks of those that rockenv moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use fs_err as fs;
 
@@ -11,10 +13,20 @@ use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::Store;
 use crate::sys::account::Existing;
+use crate::sys::atomic::{self, Survives};
 use crate::sys::error::Result;
-use crate::tree::listing::{Content, Listing, ListingEntry};
+use crate::tree::listing::{Content, Listing, ListingEntry, Marks};
+
+const EARLIER: &str = "earlier.json";
 
 impl Store {
+    /// Returns the marks of the files that were moved aside, by volume. A power failure may have lost them. Without
+    /// them, the files count as the user's.
+    fn earlier_marks(&self, spec: &Spec) -> BTreeMap<String, Marks> {
+        let read = atomic::read_json(&self.env_dir(&spec.name).join(EARLIER));
+        read.ok().flatten().unwrap_or_default()
+    }
+
     /// Moves aside the results of `known`, layers of the same env, and of those below them, unless steps up to `top`
     /// left them. A file that differs from the result stays, and a user's own directory is not touched.
     pub fn move_stale_aside(
@@ -32,13 +44,23 @@ impl Store {
             Some(top) => self.results(top, spec)?,
             None => BTreeMap::new(),
         };
+        let mut marks = self.earlier_marks(spec);
         for volume in volumes {
             let directory = self.output_dir(spec, volume)?;
             if directory.is_dir() {
                 let stale = self.ours(&volume.name, &known)?;
                 let stay = stay.remove(&volume.name).unwrap_or_default().listing;
                 let aside = self.earlier_results(spec).join(&volume.name);
-                move_aside(&directory, &aside, &stale, &stay, spec)?;
+                let known = marks.remove(&volume.name).unwrap_or_default();
+                let mut own = known.unchanged(&Listing::of(&aside)?);
+                let moved = move_aside(&directory, &aside, &stale, &stay, spec, &mut own);
+                let taken = SystemTime::now();
+                let mut now = Listing::of(&aside)?;
+                now.entries.retain(|path, _| own.contains(path));
+                marks.insert(volume.name.clone(), Marks::of(&now, taken, false));
+                let path = self.env_dir(&spec.name).join(EARLIER);
+                atomic::replace(&path, &atomic::json(&path, &marks)?, Survives::Either)?;
+                moved?;
             }
         }
         Ok(())
@@ -49,25 +71,30 @@ impl Store {
         self.root.join("outputs").join(&spec.name).join(".earlier")
     }
 
-    /// Removes results that were moved aside and made again since. Returns the directory if other results remain in
-    /// it.
+    /// Removes results that were moved aside and made again since, unless they were changed there. Returns the
+    /// directory if other results remain in it.
     pub fn drop_remade(&self, spec: &Spec) -> Result<Option<PathBuf>> {
         let aside = self.earlier_results(spec);
         if !aside.is_dir() {
             return Ok(None);
         }
+        let marks = self.earlier_marks(spec);
         for volume in outputs(spec).filter(|volume| volume.source == VolumeSource::Store) {
             let (earlier, now) = (aside.join(&volume.name), self.output_dir(spec, volume)?);
             if !earlier.is_dir() {
                 continue;
             }
             let mut writer = output_writer(&earlier, spec)?;
+            let listing = Listing::of(&earlier)?;
+            let own = marks.get(&volume.name);
+            let own = own.map(|marks| marks.unchanged(&listing));
+            let own = own.unwrap_or_default();
             // Visit the content of a directory before the directory.
-            for (path, entry) in Listing::of(&earlier)?.entries.iter().rev() {
+            for (path, entry) in listing.entries.iter().rev() {
                 let is_directory = entry.is_directory();
                 let goes = match is_directory {
                     true => fs::read_dir(earlier.join(path))?.next().is_none(),
-                    false => now.join(path).symlink_metadata().is_ok(),
+                    false => own.contains(path) && now.join(path).symlink_metadata().is_ok(),
                 };
                 if goes {
                     writer.remove(path, is_directory)?;
@@ -81,12 +108,14 @@ impl Store {
     }
 }
 
+/// Moves stale results aside. `own` has the entries that earlier calls moved, and gets those of this one.
 fn move_aside(
     directory: &Path,
     aside: &Path,
     stale: &[Listing],
     stay: &Listing,
     spec: &Spec,
+    own: &mut BTreeSet<PathBuf>,
 ) -> Result<()> {
     let mut writer = output_writer(directory, spec)?;
     let mut to = None;
@@ -115,7 +144,14 @@ fn move_aside(
             Some(to) => to,
             none => none.insert(output_writer(aside, spec)?),
         };
+        let place = aside.join(path);
+        if !own.contains(path) && fs::symlink_metadata(&place).is_ok() {
+            let place = place.display();
+            return Err(drift!("`{place}` is not a result of an earlier build")
+                .help("move it away, then run the command again"));
+        }
         writer.hand_over(path, to)?;
+        own.insert(path.clone());
     }
     if let Some(to) = to {
         to.finish()?;

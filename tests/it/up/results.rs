@@ -215,6 +215,30 @@ fn the_place_of_earlier_results_is_named_where_no_step_ran() {
     store.rockenv(&["--yes", "rm", &a, &b, &c]).ok();
 }
 
+#[test]
+fn what_a_user_changes_among_earlier_results_is_kept() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(PROFILE);
+    up(&store, "1", env).ok();
+    up(&store, "2", env).ok();
+    let file = out(&store, env).join(".earlier/o/r-1");
+    fs::write(&file, "mine").unwrap();
+    // The build makes it again.
+    up(&store, "1", env).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    assert_eq!(read(&store, env, ".earlier/o/r-2"), "2\n");
+    // The result would be moved there.
+    up(&store, "2", env)
+        .exits(8)
+        .says(&["is not a result of an earlier build"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    fs::remove_file(&file).unwrap();
+    up(&store, "2", env).ok();
+    assert_eq!(read(&store, env, ".earlier/o/r-1"), "1\n");
+    assert_eq!(read(&store, env, ".earlier/o/r-2"), "");
+}
+
 /// A layer carries the step name of the env that made it.
 #[test]
 fn help_has_the_steps_name_of_this_profile() {
