@@ -177,11 +177,6 @@ impl ContainerContext<'_> {
                     check_directory(path, &volume.name)?;
                 }
                 made_for_caller(path, spec)?;
-                if path.is_file() {
-                    let (name, path) = (&volume.name, path.display());
-                    return Err(invalid!("volume `{name}`: `{path}` is not a directory")
-                        .help("correct `path` of the volume in the profile"));
-                }
                 Ok(path.clone())
             }
             (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),

@@ -297,7 +297,7 @@ fn a_file_without_its_ending_is_suggested() {
     help: did you mean `./lib.toml`?
     exit code 7
     $ rockenv profile check lib
-    error: no profile `lib`
+    error: no profile or target `lib`
     help: did you mean `lib.toml`?
     exit code 7
     ");
