@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::plan::ids::EnvName;
+use crate::profile::runtime_variable;
 use crate::sys::error::Result;
 use crate::ui::object;
 use crate::up::context::Context;
@@ -18,8 +19,16 @@ pub struct EnvArgs {
 pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     let store = cx.existing_store()?;
     let name = store.named_or_only(args.name.as_ref())?;
-    store.known(&name)?;
+    let up = store.known(&name)?.up_command();
     let spec = store.spec(&name)?;
+    // Another version may have accepted more names.
+    let mut names = spec.runtime_env.keys();
+    if let Some(refused) = names.find_map(|name| runtime_variable::check(name).err()) {
+        let profile = &spec.profile;
+        return Err(invalid!("{}", refused.message).help(format!(
+            "remove it from [runtime-env] of profile `{profile}`, then {up}"
+        )));
+    }
     let variables = spec.runtime_env.iter().map(|(name, value)| {
         object! { name: name, value: value, note: spec.runtime_notes.get(name) }
     });

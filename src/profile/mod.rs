@@ -15,7 +15,7 @@ mod load;
 mod merge;
 pub(crate) mod references;
 mod resources;
-mod runtime_variable;
+pub(crate) mod runtime_variable;
 mod structure;
 mod template;
 #[cfg(test)]

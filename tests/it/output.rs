@@ -334,6 +334,17 @@ fn variables_reach_a_shell_unchanged() {
         .rockenv(&["env", store.env()])
         .ok()
         .prints("export A='\u{202e}b\u{1b}[1m'");
+    // An earlier version accepted variables that make the host run programs.
+    let spec = store
+        .home()
+        .join("envs")
+        .join(store.env())
+        .join("spec.toml");
+    let earlier = fs::read_to_string(&spec).unwrap();
+    fs::write(&spec, earlier.replace("\nA = ", "\nRANDOM = ")).unwrap();
+    let refused = store.rockenv(&["env", store.env()]).exits(3);
+    assert_eq!(refused.text(), "");
+    refused.says(&["`RANDOM` cannot be a runtime variable"]);
 }
 
 #[test]
