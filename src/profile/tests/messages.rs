@@ -51,7 +51,7 @@ copy = { from = "a", to = "/a" }
     14:1+8 missing key `name` in step entry: here;
     15:7+4 `run` must be a string: this is a boolean; help: write `"true"`
     16:12+7 `packages` must be an array: this is a string; help: write `["hipcc"]`
-    17:8+24 `copy` must be an array: this is a table; help: write `copy = [{ ... }]`
+    17:8+25 `copy` must be an array: this is a table; help: write `copy = [{ ... }]`
     "#);
 }
 

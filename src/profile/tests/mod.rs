@@ -89,7 +89,7 @@ fn hostile_files() {
     let windows = load(&dirs, "windows").unwrap();
     let action = &windows.steps[0].action;
     assert!(matches!(action, Action::Run { script, .. } if script.value == "true\n"));
-    assert!(message("/dev/zero").starts_with("/dev/zero"));
+    assert!(message("/dev/zero").starts_with("`/dev/zero"));
     let (gone, long) = (path("gone.toml"), "x".repeat(65));
     for name in [
         &*gone,

@@ -207,24 +207,16 @@ fn is_mirrored(name: &str) -> bool {
         || suggest::closest(name, ARCHIVES).is_none()
 }
 
-/// Returns what a value of `[mirror]` must be, with an example, unless it is that.
+/// Returns what the value of an archive in `[mirror]` must be, with an example, unless it is that. The value of a host is
+/// checked when the host is asked.
 fn wrong_mirror(name: &str, value: &str) -> Option<(&'static str, &'static str)> {
-    let is_address = |schemes: &[&str]| schemes.iter().any(|scheme| value.starts_with(scheme));
-    if name == "arch-signatures" {
-        let known = ["required", "never"].contains(&value);
-        return (!known).then_some(("must be `required` or `never`", "remove it"));
-    }
-    if name.ends_with("-signed-by") {
-        return None;
-    }
-    match ARCHIVES.contains(&name) {
-        true => (!value.contains(":/")).then_some((
+    match name {
+        "arch-signatures" => (!["required", "never"].contains(&value))
+            .then_some(("must be `required` or `never`", "remove it")),
+        _ if name.ends_with("-signed-by") || !ARCHIVES.contains(&name) => None,
+        _ => (!value.contains(":/")).then_some((
             "must be an address",
             "\"https://mirror.example.org/debian\", or \"file:///DIRECTORY\"",
-        )),
-        false => (!is_address(&["https://", "http://"])).then_some((
-            "must be an http or https address",
-            "\"https://mirror.example.org/prefix\"",
         )),
     }
 }
@@ -297,7 +289,7 @@ impl File {
                 suggest::help(name, ARCHIVES, "write the host's domain too"),
             ));
         }
-        for (name, value) in self.mirror.iter().filter(|(name, _)| is_mirrored(name)) {
+        for (name, value) in &self.mirror {
             if let Some((why, help)) = wrong_mirror(name, value) {
                 let key = vec!["mirror".to_owned(), name.clone()];
                 all.push((key, why.to_owned(), help.to_owned()));

@@ -388,7 +388,6 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
             "mirror.arch-signatures",
             1,
         ),
-        ("[mirror]\n'r.example' = 'm.example'", "mirror.r.example", 2),
         ("jobs = 1\ntargets = ['gfx1103', 'gfx1130']", "targets", 2),
         ("[gc]\nmin-free = '101%'", "gc.min-free", 2),
         ("[gc]\n\nkeep-at-most = '3'", "gc.keep-at-most", 3),
