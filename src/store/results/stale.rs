@@ -1,10 +1,10 @@
 //! Owns moving the results of an env's other builds out of its output volumes: a later step would take them for results
 //! of its own build. They stay beside the volumes until a build has made them again. Files that a user put or changed
-//! there stay in any case: `envs/<name>/earlier.json` has the marks of those that rockenv moved.
+//! there stay in any case: `envs/<name>/earlier.json` lists those that rockenv moved, with their digests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::slice;
 
 use fs_err as fs;
 
@@ -15,16 +15,17 @@ use crate::store::Store;
 use crate::sys::account::Existing;
 use crate::sys::atomic::{self, Survives};
 use crate::sys::error::Result;
-use crate::tree::listing::{Content, Listing, ListingEntry, Marks};
+use crate::tree::listing::{Content, Listing, ListingEntry};
 
 const EARLIER: &str = "earlier.json";
 
 impl Store {
-    /// Returns the marks of the files that were moved aside, by volume. A power failure may have lost them. Without
-    /// them, the files count as the user's.
-    fn earlier_marks(&self, spec: &Spec) -> BTreeMap<String, Marks> {
-        let read = atomic::read_json(&self.env_dir(&spec.name).join(EARLIER));
-        read.ok().flatten().unwrap_or_default()
+    /// Returns the list of files that were moved aside, by volume, and its place. A power failure may have lost it.
+    /// Without it, the files count as the user's.
+    fn moved_aside(&self, spec: &Spec) -> (BTreeMap<String, Listing>, PathBuf) {
+        let path = self.env_dir(&spec.name).join(EARLIER);
+        let read = atomic::read_json(&path);
+        (read.ok().flatten().unwrap_or_default(), path)
     }
 
     /// Moves aside the results of `known`, layers of the same env, and of those below them, unless steps up to `top`
@@ -44,23 +45,36 @@ impl Store {
             Some(top) => self.results(top, spec)?,
             None => BTreeMap::new(),
         };
-        let mut marks = self.earlier_marks(spec);
+        let (mut moved, list) = self.moved_aside(spec);
         for volume in volumes {
             let directory = self.output_dir(spec, volume)?;
             if directory.is_dir() {
                 let stale = self.ours(&volume.name, &known)?;
                 let stay = stay.remove(&volume.name).unwrap_or_default().listing;
+                let stale = stale_entries(&directory, &stale, &stay)?;
                 let aside = self.earlier_results(spec).join(&volume.name);
-                let known = marks.remove(&volume.name).unwrap_or_default();
-                let mut own = known.unchanged(&Listing::of(&aside)?);
-                let moved = move_aside(&directory, &aside, &stale, &stay, spec, &mut own);
-                let taken = SystemTime::now();
-                let mut now = Listing::of(&aside)?;
-                now.entries.retain(|path, _| own.contains(path));
-                marks.insert(volume.name.clone(), Marks::of(&now, taken, false));
-                let path = self.env_dir(&spec.name).join(EARLIER);
-                atomic::replace(&path, &atomic::json(&path, &marks)?, Survives::Either)?;
-                moved?;
+                let own = moved.entry(volume.name.clone()).or_default();
+                let files = stale.iter().filter(|(_, entry)| !entry.is_directory());
+                let files: Vec<_> = files.collect();
+                for (path, entry) in &files {
+                    let place = aside.join(path);
+                    if place.symlink_metadata().is_ok()
+                        && result_at(&aside, path, slice::from_ref(own))?.is_none()
+                    {
+                        let place = place.display();
+                        return Err(drift!(
+                            "cannot move an earlier result to `{place}`: another file is there"
+                        )
+                        .help("move it away, then run the command again"));
+                    }
+                    own.entries
+                        .insert(path.to_path_buf(), ListingEntry::clone(entry));
+                }
+                // A command that is killed later must not have moved files that no list has.
+                if !files.is_empty() {
+                    atomic::replace(&list, &atomic::json(&list, &moved)?, Survives::Either)?;
+                }
+                move_aside(&directory, &aside, &stale, &stay, spec)?;
             }
         }
         Ok(())
@@ -78,23 +92,23 @@ impl Store {
         if !aside.is_dir() {
             return Ok(None);
         }
-        let marks = self.earlier_marks(spec);
+        let (moved, list) = self.moved_aside(spec);
         for volume in outputs(spec).filter(|volume| volume.source == VolumeSource::Store) {
             let (earlier, now) = (aside.join(&volume.name), self.output_dir(spec, volume)?);
             if !earlier.is_dir() {
                 continue;
             }
             let mut writer = output_writer(&earlier, spec)?;
-            let listing = Listing::of(&earlier)?;
-            let own = marks.get(&volume.name);
-            let own = own.map(|marks| marks.unchanged(&listing));
-            let own = own.unwrap_or_default();
+            let own = moved.get(&volume.name).map_or(&[][..], slice::from_ref);
             // Visit the content of a directory before the directory.
-            for (path, entry) in listing.entries.iter().rev() {
+            for (path, entry) in Listing::of(&earlier)?.entries.iter().rev() {
                 let is_directory = entry.is_directory();
                 let goes = match is_directory {
                     true => fs::read_dir(earlier.join(path))?.next().is_none(),
-                    false => own.contains(path) && now.join(path).symlink_metadata().is_ok(),
+                    false => {
+                        now.join(path).symlink_metadata().is_ok()
+                            && result_at(&earlier, path, own)?.is_some()
+                    }
                 };
                 if goes {
                     writer.remove(path, is_directory)?;
@@ -103,30 +117,48 @@ impl Store {
             // Succeeds only if the directory is empty.
             fs::remove_dir(&earlier).ok();
         }
-        fs::remove_dir(&aside).ok();
-        Ok(aside.is_dir().then_some(aside))
+        if fs::remove_dir(&aside).is_err() {
+            return Ok(Some(aside));
+        }
+        super::super::env::remove(&list)?;
+        Ok(None)
     }
 }
 
-/// Moves stale results aside. `own` has the entries that earlier calls moved, and gets those of this one.
+/// Returns the stale results that are exactly as their steps left them.
+fn stale_entries<'a>(
+    directory: &Path,
+    stale: &'a [Listing],
+    stay: &Listing,
+) -> Result<BTreeMap<&'a Path, &'a ListingEntry>> {
+    let paths: BTreeSet<&PathBuf> = stale.iter().flat_map(|left| left.entries.keys()).collect();
+    let mut found = BTreeMap::new();
+    for path in paths {
+        if !stay.entries.contains_key(path)
+            && let Some(entry) = result_at(directory, path, stale)?
+        {
+            found.insert(path.as_path(), entry);
+        }
+    }
+    Ok(found)
+}
+
 fn move_aside(
     directory: &Path,
     aside: &Path,
-    stale: &[Listing],
+    stale: &BTreeMap<&Path, &ListingEntry>,
     stay: &Listing,
     spec: &Spec,
-    own: &mut BTreeSet<PathBuf>,
 ) -> Result<()> {
     let mut writer = output_writer(directory, spec)?;
     let mut to = None;
-    let paths: BTreeSet<&PathBuf> = stale.iter().flat_map(|left| left.entries.keys()).collect();
     // Visit the content of a directory before the directory.
-    for path in paths.into_iter().rev() {
-        let is_directory = match stale_entry(directory, path, stale)? {
-            Some(entry) if !stay.entries.contains_key(path) => entry.is_directory(),
-            _ => continue,
-        };
-        if is_directory && !is_empty(directory, path, stay)? {
+    for (path, entry) in stale.iter().rev() {
+        let is_directory = entry.is_directory();
+        // Reading the content of all of them may have taken minutes.
+        if !compare(entry, directory, path, false)?.is_there()
+            || is_directory && !is_empty(directory, path, stay)?
+        {
             continue;
         }
         // The parent directory keeps the time that the step gave it.
@@ -144,14 +176,7 @@ fn move_aside(
             Some(to) => to,
             none => none.insert(output_writer(aside, spec)?),
         };
-        let place = aside.join(path);
-        if !own.contains(path) && fs::symlink_metadata(&place).is_ok() {
-            let place = place.display();
-            return Err(drift!("`{place}` is not a result of an earlier build")
-                .help("move it away, then run the command again"));
-        }
         writer.hand_over(path, to)?;
-        own.insert(path.clone());
     }
     if let Some(to) = to {
         to.finish()?;
@@ -159,13 +184,13 @@ fn move_aside(
     writer.finish()
 }
 
-/// Returns the result that is at a path exactly as its step left it.
-fn stale_entry<'a>(
+/// Returns the one of these results that is at a path exactly as its step left it.
+fn result_at<'a>(
     directory: &Path,
     path: &Path,
-    stale: &'a [Listing],
+    results: &'a [Listing],
 ) -> Result<Option<&'a ListingEntry>> {
-    for entry in stale.iter().filter_map(|left| left.entries.get(path)) {
+    for entry in results.iter().filter_map(|left| left.entries.get(path)) {
         let is_known = match &entry.content {
             // Older versions recorded no digest, and a time is not enough to remove a file.
             Content::File { sha256, .. } => sha256.is_some(),

@@ -231,12 +231,18 @@ fn what_a_user_changes_among_earlier_results_is_kept() {
     // The result would be moved there.
     up(&store, "2", env)
         .exits(8)
-        .says(&["is not a result of an earlier build"]);
+        .says(&[".earlier/o/r-1`: another file is there"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
     fs::remove_file(&file).unwrap();
     up(&store, "2", env).ok();
     assert_eq!(read(&store, env, ".earlier/o/r-1"), "1\n");
     assert_eq!(read(&store, env, ".earlier/o/r-2"), "");
+    // A backup that was put back is still the result.
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, "1\n").unwrap();
+    up(&store, "1", env).ok();
+    assert_eq!(read(&store, env, ".earlier/o/r-1"), "");
+    assert_eq!(read(&store, env, ".earlier/o/r-2"), "2\n");
 }
 
 /// A layer carries the step name of the env that made it.
