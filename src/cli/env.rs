@@ -26,7 +26,7 @@ pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     if let Some(refused) = names.find_map(|name| runtime_variable::check(name).err()) {
         let profile = &spec.profile;
         return Err(invalid!("{}", refused.message).help(format!(
-            "remove it from [runtime-env] of profile `{profile}`, then {up}"
+            "remove it from [runtime-env] of profile `{profile}`, then run: {up}"
         )));
     }
     let variables = spec.runtime_env.iter().map(|(name, value)| {

@@ -124,7 +124,7 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
             let path = quoted_path(&path);
             (
                 format!("is writable by others: its mode is {mode:04o}"),
-                format!("if nobody else wrote to it, run `chmod go-w {path}` as its owner; or "),
+                format!("if nobody else wrote to it, run `chmod go-w {path}`, or "),
             )
         } else {
             continue;
