@@ -93,12 +93,10 @@ impl Asking<'_> {
     fn of_env(&self, env: &EnvName) -> Result<Pulled> {
         let (repository, cx) = (self.repository(None)?, self.task.cx);
         let way = format!("rockenv up PROFILE --pull, or rockenv pull {repository}:TAG");
-        let store = &cx
-            .existing_store()
-            .map_err(|error| match cx.config.roots_store {
-                Some(_) => error,
-                None => error.help(way.as_str()),
-            })?;
+        let store = &cx.existing_store().map_err(|error| match error.kind() {
+            Kind::NotFound if cx.config.roots_store.is_none() => error.help(way.as_str()),
+            _ => error,
+        })?;
         let record = store.known(env).map_err(|error| match error.kind() {
             Kind::NoEnv if !error.names_another() => error.help(way),
             _ => error,
