@@ -185,10 +185,9 @@ fn check_options(options: &[String]) -> Result<()> {
 /// Brings all envs up.
 pub(crate) fn up(cx: &Context, cells: &[Cell], request: &MatrixRequest) -> Result<MatrixResult> {
     check_options(&request.options)?;
-    if request.options.iter().any(|one| one == "--ephemeral") {
-        return Err(
-            usage!("with `-- --ephemeral` each env would build the common steps again")
-                .help("rockenv matrix up TARGET ... --ephemeral"),
+    if cells.len() > 1 && request.options.iter().any(|one| one == "--ephemeral") {
+        cx.ui.warn(
+            "with `-- --ephemeral` each env builds the common steps again; `matrix up --ephemeral` builds them once",
         );
     }
     let signals = Signals::take()?;
