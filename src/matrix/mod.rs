@@ -53,7 +53,9 @@ pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> 
         match (Target::named(name), target::family(name)) {
             (Ok(target), _) => targets.push(target),
             (Err(_), Some(family)) => targets.extend(family),
-            (Err(error), None) if name.starts_with("gfx") => return Err(error),
+            (Err(error), None) if name.starts_with("gfx") || error.names_another() => {
+                return Err(error);
+            }
             (Err(error), None) => {
                 // `up` takes a profile in this place.
                 let known = error.help_text().unwrap_or_default();
