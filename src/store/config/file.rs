@@ -207,8 +207,8 @@ fn is_mirrored(name: &str) -> bool {
         || suggest::closest(name, ARCHIVES).is_none()
 }
 
-/// Returns what the value of an archive in `[mirror]` must be, with an example, unless it is that. The value of a host is
-/// checked when the host is asked.
+/// Returns what the value of an archive in `[mirror]` must be, with an example, unless it is that. The value of a host
+/// is checked when the host is asked.
 fn wrong_mirror(name: &str, value: &str) -> Option<(&'static str, &'static str)> {
     match name {
         "arch-signatures" => (!["required", "never"].contains(&value))
@@ -216,7 +216,7 @@ fn wrong_mirror(name: &str, value: &str) -> Option<(&'static str, &'static str)>
         _ if name.ends_with("-signed-by") || !ARCHIVES.contains(&name) => None,
         _ => (!value.contains(":/")).then_some((
             "must be an address",
-            "\"https://mirror.example.org/debian\", or \"file:///DIRECTORY\"",
+            "\"https://mirror.example.org/ARCHIVE\", or \"file:///DIRECTORY\"",
         )),
     }
 }
