@@ -37,11 +37,10 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     let named = args.registry.as_ref().and_then(Option::as_deref);
     let repository = registry::repository(cx, named, None)?;
     if let (Some(named), Some(tag)) = (named, repository.single_snapshot()) {
-        let error =
-            usage!("`{named}` names a single snapshot, and `prune` looks at a whole repository");
-        let help =
-            format!("--registry {repository}; only the registry itself removes `{tag}` alone");
-        return Err(error.help(help));
+        let error = usage!("`{named}` names a single snapshot; `prune` is for whole repositories");
+        return Err(error.help(format!(
+            "--registry {repository}; to remove only `{tag}`, use the registry's own tools"
+        )));
     }
     if let Some(root) = &cx.config.roots_store {
         cx.ui.warn(&format!(
