@@ -11,7 +11,7 @@ use fs_err as fs;
 use super::{ResultState, compare, output_writer, outputs};
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, VolumeSource};
-use crate::store::Store;
+use crate::store::{Store, env};
 use crate::sys::account::Existing;
 use crate::sys::atomic::{self, Survives};
 use crate::sys::error::Result;
@@ -120,7 +120,7 @@ impl Store {
         if fs::remove_dir(&aside).is_err() {
             return Ok(Some(aside));
         }
-        super::super::env::remove(&list)?;
+        env::remove(&list)?;
         Ok(None)
     }
 }
