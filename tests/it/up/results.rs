@@ -289,6 +289,7 @@ fn an_output_s_path_is_a_directory_or_a_link_to_one() {
     let real = store.work().join("real");
     fs::rename(&path, store.work().join("mine")).unwrap();
     fs::create_dir(&real).unwrap();
+    std::os::unix::fs::chown(&real, Some(1234), Some(1234)).unwrap();
     fs_err::os::unix::fs::symlink(&real, &path).unwrap();
     let said = store.up();
     assert!(!said.err.contains("(0 B)"), "{}", said.err);
