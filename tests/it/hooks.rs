@@ -387,7 +387,7 @@ fn what_does_not_fit_fails_before_anything_runs() {
     exit code 3
     error: profile `ENV` names hook `fix`
       caused by: WORK/hooks/fix/hook.toml:6: cannot read patch `p.patch`
-      caused by: failed to query raw metadata `WORK/hooks/fix/p.patch`: No such file or directory (os error 2)
+      caused by: `WORK/hooks/fix/p.patch` does not exist
     help: rockenv schema hook
     exit code 3
     error: profile `ENV` names hook `fix`
