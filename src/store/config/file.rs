@@ -124,6 +124,11 @@ pub(super) fn read_current(
         file.ok_or_else(|| invalid!("`{}` is not a regular file", path.display()))
     });
     let file = super::valid(read, errors)?;
+    // The link may have been put there meanwhile.
+    if file.real.parent() != Some(&*current.directory) && !current.counts() {
+        current.unread.push(trust::CONFIGURATION.to_owned());
+        return None;
+    }
     let text = String::from_utf8_lossy(&file.bytes).into_owned();
     Some(parse(path, text, Some(current), errors))
 }
