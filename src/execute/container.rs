@@ -173,9 +173,7 @@ impl ContainerContext<'_> {
             }
             (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
                 check_mounted(path, &volume.name)?;
-                if volume.kind == VolumeKind::Output {
-                    check_directory(path, &volume.name)?;
-                }
+                check_directory(path, &volume.name)?;
                 made_for_caller(path, spec)?;
                 Ok(path.clone())
             }

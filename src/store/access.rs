@@ -123,7 +123,7 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
             let mode = found.mode() & 0o7777;
             let path = quoted_path(&path);
             (
-                format!("is writable by others: its mode is {mode:04o}"),
+                format!("is writable by other users (mode {mode:04o})"),
                 format!("if nobody else wrote to it, run `chmod go-w {path}`, or "),
             )
         } else {

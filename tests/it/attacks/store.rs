@@ -292,7 +292,10 @@ fn a_store_that_others_own_or_may_write_to_is_refused() {
         let mode = fs::metadata(&path).unwrap().permissions();
         for open in [0o777, 0o770] {
             fs::set_permissions(&path, std::fs::Permissions::from_mode(open)).unwrap();
-            refused(user.sudo(user.program(), &["ls"]), "writable by others");
+            refused(
+                user.sudo(user.program(), &["ls"]),
+                "writable by other users",
+            );
             refused(user.sudo(user.program(), &["ls"]), "run `chmod go-w ");
         }
         fs::set_permissions(&path, mode).unwrap();

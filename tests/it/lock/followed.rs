@@ -314,14 +314,14 @@ fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() 
     store.rockenv(&["up", env]).exits(4).says(&[help]);
 }
 
+/// A profile with a source at an address where nobody answers.
+const UNREACHABLE: &str = "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:9/x'\nrev = 'main'\n\
+    target = '/v/src'\n[[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n";
+
 #[test]
 fn a_lock_file_that_cannot_be_written_is_refused_before_the_work() {
     let store = TestStore::new();
-    // Nobody answers there.
-    store.profile(
-        "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:9/x'\nrev = 'main'\ntarget = '/v/src'\n\
-         [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n",
-    );
+    store.profile(UNREACHABLE);
     insta::assert_snapshot!(store.shows("lock ENV --file absent/p.lock"), @"
     error: cannot write to `absent/p.lock`
       caused by: `absent` does not exist
@@ -333,10 +333,7 @@ fn a_lock_file_that_cannot_be_written_is_refused_before_the_work() {
 #[test]
 fn a_plan_without_network_names_what_up_would_lack() {
     let store = TestStore::new();
-    store.profile(
-        "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'git://127.0.0.1:9/x'\nrev = 'main'\ntarget = '/v/src'\n\
-         [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n",
-    );
+    store.profile(UNREACHABLE);
     let missing = "`--offline` is set, but these are missing: source `src` from";
     store
         .rockenv(&["up", store.env(), "--offline"])
