@@ -47,13 +47,22 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let (name, step) = chosen(&store, args)?;
     let (name, step) = (&name, step.as_deref());
     let path_of = |log: &StepLog| store.env_dir(name).join(log.to_string());
-    let newest = all(&store, name, step, "")?.pop_last();
-    let mut shown = newest.ok_or_else(|| none(&store, name, step))?;
+    let mut shown = loop {
+        // The order matters: a step that begins in between is found.
+        let begins = args.follow && is_awaited(&store, name, step, None)?;
+        if let Some(newest) = all(&store, name, step, "")?.pop_last() {
+            break newest;
+        }
+        if !begins {
+            return Err(none(&store, name, step));
+        }
+        std::thread::sleep(PERIOD);
+    };
     let mut log = Reader::open(&path_of(&shown))?;
     let mut is_silent = true;
     loop {
         // The order matters: after these two queries, a read sees everything written before the end.
-        let running = args.follow && is_awaited(&store, name, step, &shown)?;
+        let running = args.follow && is_awaited(&store, name, step, Some(&shown))?;
         let next = match args.follow {
             true => all(&store, name, step, &shown.run)?
                 .into_iter()
@@ -90,22 +99,33 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
 }
 
 /// Returns whether an `up` may still append to the log or begin a later one to follow. With `step`, only that step
-/// counts.
-fn is_awaited(store: &Store, env: &EnvName, step: Option<&str>, shown: &StepLog) -> Result<bool> {
+/// counts. `shown` is `None` if no step has a log yet that could be shown.
+fn is_awaited(
+    store: &Store,
+    env: &EnvName,
+    step: Option<&str>,
+    shown: Option<&StepLog>,
+) -> Result<bool> {
     let Some(up) = holder(store, env).filter(|holder| holder.verb == "up") else {
         return Ok(false);
     };
     let Some(step) = step else {
         return Ok(true);
     };
+    let record = store.record(env)?;
+    let mut steps = record.iter().flat_map(|record| &record.steps);
+    let outcome = steps
+        .find(|known| known.name == *step)
+        .map(|known| known.outcome);
+    let Some(shown) = shown else {
+        return Ok(outcome == Some(Outcome::Pending));
+    };
     let mut logs = all(store, env, None, &run_name(up.since))?.into_iter();
     if logs.any(|log| log.is_since(up.since) && log.place() > shown.place()) {
         return Ok(false);
     }
     // Until the step has a log of this run, its outcome in the record may be from an earlier run.
-    let record = store.record(env)?.filter(|_| shown.is_since(up.since));
-    let mut steps = record.iter().flat_map(|record| &record.steps);
-    Ok(!steps.any(|known| known.name == *step && known.outcome != Outcome::Pending))
+    Ok(!shown.is_since(up.since) || outcome.is_none_or(|outcome| outcome == Outcome::Pending))
 }
 
 fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {

@@ -150,6 +150,21 @@ impl Problem {
     fn render(&self, sources: &Sources) -> String {
         let source = sources.file(&self.place);
         let span = clamp(&source.text, source.bytes(&self.place));
+        let (before, after) = source.text.as_bytes().split_at(span.start);
+        let is_end = |byte: &u8| *byte == b'\n';
+        let shown = before
+            .rsplit(is_end)
+            .take(2)
+            .chain(after.split(is_end).take(2));
+        if shown.map(<[u8]>::len).sum::<usize>() > LONGEST_SNIPPET {
+            let line = before.iter().filter(|byte| is_end(byte)).count() + 1;
+            let help = self.help.iter().map(|help| format!("\n   help: {help}"));
+            let help: String = help.collect();
+            return format!(
+                "  × {}\n   in {}, line {line}{help}",
+                self.message, source.origin
+            );
+        }
         let mut diagnostic = MietteDiagnostic::new(&self.message)
             .with_label(LabeledSpan::new_with_span(Some(self.label.clone()), span));
         if let Some(help) = &self.help {
@@ -176,6 +191,9 @@ fn clamp(text: &str, bytes: Range<usize>) -> Range<usize> {
     let line = text.get(bytes.clone()).and_then(|text| text.find('\n'));
     bytes.start..line.map_or(bytes.end, |length| bytes.start + length)
 }
+
+/// Maximum size of the lines that show a mistake, in bytes.
+const LONGEST_SNIPPET: usize = 4096;
 
 /// Maximum number of mistakes shown for one file.
 const SHOWN: usize = 15;

@@ -189,7 +189,14 @@ impl Store {
             }
         }
         if fs::symlink_metadata(&format).is_err() {
-            return mounts::check_mounted(root, "the store", OTHER_HOME).map(|()| None);
+            mounts::check_mounted(root, "the store", OTHER_HOME)?;
+            if check::has_lost_format(root)? {
+                return Err(
+                    invalid!("the store at `{}` lost its file `format`", root.display())
+                        .help("rockenv fsck --repair"),
+                );
+            }
+            return Ok(None);
         }
         access::check_owner(root)?;
         refuse_newer(&format, VERSION, &format!("store `{}`", root.display()))?;

@@ -56,6 +56,17 @@ copy = { from = "a", to = "/a" }
 }
 
 #[test]
+fn an_overlong_line_is_not_shown() {
+    let text = format!("schema = 1\n# é\nimagee = \"{}\"\n", "x".repeat(5000));
+    insta::assert_snapshot!(message(&text), @"
+    profile `p` is invalid
+      × unknown key `imagee`
+       in /p/p.toml, line 3
+       help: did you mean `image`?
+    ");
+}
+
+#[test]
 fn values_are_checked_all_at_once() {
     let text = r#"schema = 1
 image = "debian"

@@ -14,6 +14,7 @@ pub(crate) use containers::ContainerItem;
 pub(super) use inventory::{ASIDE, is_busy, names};
 pub(crate) use inventory::{EnvItem, ImageItem, Inventory, Read};
 use layer_chain::Fault;
+pub(super) use repair::has_lost_format;
 pub(crate) use repair::{Attempt, repair, repair_format};
 
 use crate::plan::ids::{EnvName, LayerId, TreeId};

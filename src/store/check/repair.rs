@@ -478,6 +478,12 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     }))
 }
 
+/// Returns whether a directory without `format` has the data of a store. A store that is being created has none yet.
+pub(in crate::store) fn has_lost_format(root: &Path) -> Result<bool> {
+    let has_data = |place| names(&root.join(place)).is_ok_and(|names| !names.is_empty());
+    Ok(["envs", "layers", "images"].into_iter().any(has_data) && is_written_by_rockenv(root)?)
+}
+
 /// Returns whether rockenv wrote the content of a directory, which a repair may delete. Directory names prove
 /// nothing.
 fn is_written_by_rockenv(root: &Path) -> Result<bool> {

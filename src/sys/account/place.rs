@@ -37,6 +37,10 @@ impl<'a> FilePlace<'a> {
         let Some(name) = path.file_name() else {
             return Err(usage!("`{}` is not the name of a file", path.display()));
         };
+        // Other programs take it for standard output.
+        if path == Path::new("-") {
+            return Err(usage!("`-` is not the name of a file").help("name a file, such as ./FILE"));
+        }
         let parent_path = beneath::parent(path);
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let parent = rights

@@ -307,4 +307,9 @@ run = 'false'
     help: --metrics FILE, in an existing directory
     exit code 7
     ");
+    insta::assert_snapshot!(store.shown(&store.rockenv(&["up", store.env(), "--metrics", "-"])), @"
+    error: `-` is not the name of a file
+    help: --metrics FILE, in an existing directory
+    exit code 2
+    ");
 }

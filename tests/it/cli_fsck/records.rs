@@ -12,6 +12,17 @@ fn a_damaged_or_lost_format_is_made_again() {
     assert!(text.contains("repaired"), "{text}");
     assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
     fs::remove_file(lab.at("format")).unwrap();
+    // No command takes the store for a new or empty one.
+    insta::assert_snapshot!(lab.shows("ls\nup hip-smoke"), @"
+    $ rockenv ls
+    error: the store at `STORE` lost its file `format`
+    help: rockenv fsck --repair
+    exit code 3
+    $ rockenv up hip-smoke
+    error: the store at `STORE` lost its file `format`
+    help: rockenv fsck --repair
+    exit code 3
+    ");
     // An entry of the trash that cannot be removed hides no repair.
     let entry = lab.at("trash/0123456789abcdef");
     fs::create_dir(&entry).unwrap();

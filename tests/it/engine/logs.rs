@@ -105,6 +105,29 @@ fn who_follows_one_step_is_done_when_it_is() {
 }
 
 #[test]
+fn a_step_can_be_followed_before_it_begins() {
+    let store = TestStore::new();
+    store.profile(&format!(
+        "{OUT}[[step]]\nname = 'slow'\nrun = 'until test -e /out/go; do sleep 0.05; done'
+         [[step]]\nname = 'last'\nrun = 'echo two'\n"
+    ));
+    let up = store.start(&["up", store.env()]);
+    wait_until("the first step runs", || {
+        let shown = store.rockenv(&["status", store.env()]);
+        shown.code == 0 && shown.text().contains("now      step slow")
+    });
+    let mut follow = store.start(&["logs", "-f", store.env(), "last"]);
+    store
+        .rockenv(&["logs", "-f", store.env(), "lst"])
+        .exits(7)
+        .says(&["has no log of step `lst`"]);
+    assert!(follow.runs(), "it ended before the step");
+    release(&store);
+    up.wait().ok();
+    follow.wait().ok().prints("two");
+}
+
+#[test]
 fn runs_that_begin_in_one_second_have_logs_of_their_own() {
     let store = TestStore::new();
     store.profile("[[step]]\nname = 's'\nrun = 'exit 3'\n");
