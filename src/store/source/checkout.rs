@@ -93,24 +93,23 @@ impl<'a> Checkout<'a> {
         let work = fs::canonicalize(directory)?;
         let (own, common) = git_directories(&work)?;
         let rights = rights(git, &work)?;
-        let listed = settings(git, rights, &own, &common)?;
-        // Steps see execute permissions, whatever the repository or the user tells git.
-        let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
-        let settings = written(&listed, is_kept);
-        let place = Place::new(rights)?;
-        let shared = lay_out(git, &place.path, &own, &common, rights)?;
-        fs::write(place.path.join("HEAD"), head(&own)?)?;
-        let config = shared.join("config");
-        fs::write(&config, settings)?;
-        for path in paths(git, rights, &config, &listed, FILES)? {
-            refuse_special_file(&work.join(path))?;
-        }
-        Ok(Self {
+        let checkout = Self {
             git,
             work,
             rights,
-            place,
-        })
+            place: Place::new(rights)?,
+        };
+        let listed = checkout.settings(&own, &common)?;
+        // Steps see execute permissions, whatever the repository or the user tells git.
+        let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&checkout.work);
+        let shared = checkout.lay_out(&own, &common)?;
+        fs::write(checkout.place.path.join("HEAD"), head(&own)?)?;
+        let config = shared.join("config");
+        fs::write(&config, written(&listed, is_kept))?;
+        for path in checkout.paths(&config, &listed, FILES)? {
+            refuse_special_file(&checkout.work.join(path))?;
+        }
+        Ok(checkout)
     }
 
     pub(crate) fn head(&self) -> Result<String> {
@@ -183,6 +182,148 @@ impl<'a> Checkout<'a> {
             .env("GIT_NO_REPLACE_OBJECTS", "1")
             .args(options(&SEES_ALL))
             .args(["-c", "protocol.allow=never"]))
+    }
+
+    /// Creates the links of a directory that replaces `.git`. Returns the directory in it for what all work trees share.
+    fn lay_out(&self, own: &Path, common: &Path) -> Result<PathBuf> {
+        let place = self.place.path.as_path();
+        // In the format `reftable`, another work tree has tables of its own, with its `HEAD`.
+        let is_apart = own != common && own.join("reftable").exists();
+        let shared = match is_apart {
+            true => place.join("common"),
+            false => place.to_owned(),
+        };
+        for directory in [place, shared.as_path()] {
+            fs::create_dir_all(directory.join("info"))?;
+        }
+        let link = |from: &Path, to: &Path, name: &str| match from.join(name).exists() {
+            true => symlink(from.join(name), to.join(name)),
+            false => Ok(()),
+        };
+        if is_apart {
+            fs::write(place.join("commondir"), "common\n")?;
+            link(own, place, "reftable")?;
+        }
+        for name in [
+            "objects",
+            "refs",
+            "packed-refs",
+            "reftable",
+            "shallow",
+            "info/exclude",
+            "info/attributes",
+            "info/grafts",
+        ] {
+            link(common, &shared, name)?;
+        }
+        for name in [
+            "index",
+            "logs",
+            "FETCH_HEAD",
+            "ORIG_HEAD",
+            "info/sparse-checkout",
+        ] {
+            link(own, place, name)?;
+        }
+        for entry in fs::read_dir(own)? {
+            let name = entry?.file_name();
+            if let Some(name) = name.to_str()
+                && name.starts_with("sharedindex.")
+            {
+                link(own, place, name)?;
+            }
+        }
+        special_files::refuse_in_git_directory(self.git, place, &shared.join("objects"))?;
+        link(common, &shared, LFS)?;
+        let lfs = shared.join(LFS);
+        if !lfs.exists() {
+            make_for(&lfs, self.rights)?;
+        }
+        Ok(shared)
+    }
+
+    fn settings(&self, own: &Path, common: &Path) -> Result<Vec<Setting>> {
+        let mut listed = self.list(&common.join("config"))?;
+        let per_tree = value(&listed, "extensions.worktreeconfig").is_some_and(|value| {
+            value.as_ref().is_none_or(|value| {
+                matches!(
+                    value.to_ascii_lowercase().as_str(),
+                    "true" | "yes" | "on" | "1"
+                )
+            })
+        });
+        if per_tree {
+            listed.extend(self.list(&own.join("config.worktree"))?);
+        }
+        Ok(listed)
+    }
+
+    /// Reads a git configuration file as git itself does, with its includes.
+    fn list(&self, file: &Path) -> Result<Vec<Setting>> {
+        match fs::metadata(file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Ok(found) if !found.is_file() => return Err(not_regular(file)),
+            Err(error) => return Err(error.into()),
+            Ok(_) => {}
+        }
+        let own = self.read(file, "--no-includes")?;
+        let mut left = self.included(file, &own)?;
+        if left.is_empty() {
+            return Ok(own);
+        }
+        let mut seen = BTreeSet::new();
+        while let Some(path) = left.pop() {
+            if refuse_special_file(&path)? && seen.insert(fs::canonicalize(&path)?) {
+                let listed = self.read(&path, "--no-includes")?;
+                left.extend(self.included(&path, &listed)?);
+            }
+        }
+        self.read(file, "--includes")
+    }
+
+    /// Returns the files that a configuration file with the settings `listed` includes.
+    fn included(&self, file: &Path, listed: &[Setting]) -> Result<Vec<PathBuf>> {
+        let directory = file.parent().unwrap_or(file);
+        let named = self.paths(file, listed, INCLUDES)?;
+        Ok(named.iter().map(|path| directory.join(path)).collect())
+    }
+
+    /// Returns the values of the settings in a file whose names begin with one of `names`, as git expands paths: they may
+    /// start in a home or where git is installed.
+    fn paths(&self, file: &Path, listed: &[Setting], names: [&str; 2]) -> Result<Vec<PathBuf>> {
+        let is_one = |(name, _): &Setting| names.iter().any(|begin| name.starts_with(*begin));
+        if !listed.iter().any(is_one) {
+            return Ok(Vec::new());
+        }
+        let pattern = format!("^({})", names.join("|"));
+        let arguments = ["--type=path", "--get-regexp", &pattern];
+        let found = self.config(file, &arguments)?;
+        let path = |entry: &[u8]| {
+            let end = entry.iter().position(|byte| *byte == b'\n')?;
+            Some(PathBuf::from(OsStr::from_bytes(&entry[end + 1..])))
+        };
+        Ok(found.split(|byte| *byte == 0).filter_map(path).collect())
+    }
+
+    /// Runs `git config` for one file, outside of any repository.
+    fn config(&self, file: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
+        let Some(file) = file.to_str() else {
+            return Err(invalid!("the path `{}` is not UTF-8", file.display()));
+        };
+        let arguments = [&["config", "--file", file, "--null"][..], arguments].concat();
+        self.git
+            .finish(self.git.program(self.rights)?, Path::new("/"), &arguments)
+    }
+
+    fn read(&self, file: &Path, includes: &str) -> Result<Vec<Setting>> {
+        let listed = self.config(file, &[includes, "--list"])?;
+        let listed = String::from_utf8_lossy(&listed);
+        let entries = listed.split_terminator('\0');
+        let setting = |entry: &str| match entry.split_once('\n') {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            None => (entry.to_owned(), None),
+        };
+        Ok(entries.map(setting).collect())
     }
 }
 
@@ -274,69 +415,6 @@ fn head(own: &Path) -> Result<String> {
     }
 }
 
-/// Creates the links of a directory that replaces `.git`. Returns the directory in it for what all work trees share.
-fn lay_out(
-    git: &Git<'_>,
-    place: &Path,
-    own: &Path,
-    common: &Path,
-    rights: Rights,
-) -> Result<PathBuf> {
-    // In the format `reftable`, another work tree has tables of its own, with its `HEAD`.
-    let is_apart = own != common && own.join("reftable").exists();
-    let shared = match is_apart {
-        true => place.join("common"),
-        false => place.to_owned(),
-    };
-    for directory in [place, shared.as_path()] {
-        fs::create_dir_all(directory.join("info"))?;
-    }
-    let link = |from: &Path, to: &Path, name: &str| match from.join(name).exists() {
-        true => symlink(from.join(name), to.join(name)),
-        false => Ok(()),
-    };
-    if is_apart {
-        fs::write(place.join("commondir"), "common\n")?;
-        link(own, place, "reftable")?;
-    }
-    for name in [
-        "objects",
-        "refs",
-        "packed-refs",
-        "reftable",
-        "shallow",
-        "info/exclude",
-        "info/attributes",
-        "info/grafts",
-    ] {
-        link(common, &shared, name)?;
-    }
-    for name in [
-        "index",
-        "logs",
-        "FETCH_HEAD",
-        "ORIG_HEAD",
-        "info/sparse-checkout",
-    ] {
-        link(own, place, name)?;
-    }
-    for entry in fs::read_dir(own)? {
-        let name = entry?.file_name();
-        if let Some(name) = name.to_str()
-            && name.starts_with("sharedindex.")
-        {
-            link(own, place, name)?;
-        }
-    }
-    special_files::refuse_in_git_directory(git, place, &shared.join("objects"))?;
-    link(common, &shared, LFS)?;
-    let lfs = shared.join(LFS);
-    if !lfs.exists() {
-        make_for(&lfs, rights)?;
-    }
-    Ok(shared)
-}
-
 /// Creates a directory for files that git writes, which may be parts of a private checkout. Refuses a link to a
 /// directory, because git must not own its target.
 fn make_for(directory: &Path, rights: Rights) -> Result<()> {
@@ -348,22 +426,6 @@ fn make_for(directory: &Path, rights: Rights) -> Result<()> {
         nix::unistd::chown(directory, Some(uid.into()), Some(gid.into()))?;
     }
     Ok(())
-}
-
-fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<Vec<Setting>> {
-    let mut listed = list(git, rights, &common.join("config"))?;
-    let per_tree = value(&listed, "extensions.worktreeconfig").is_some_and(|value| {
-        value.as_ref().is_none_or(|value| {
-            matches!(
-                value.to_ascii_lowercase().as_str(),
-                "true" | "yes" | "on" | "1"
-            )
-        })
-    });
-    if per_tree {
-        listed.extend(list(git, rights, &own.join("config.worktree"))?);
-    }
-    Ok(listed)
 }
 
 /// Returns the configuration for git, with only those repository settings that [`is_setting`] accepts.
@@ -397,64 +459,6 @@ fn value<'s>(listed: &'s [Setting], name: &str) -> Option<&'s Option<String>> {
     found.find_map(|(known, value)| (known == name).then_some(value))
 }
 
-/// Reads a git configuration file as git itself does, with its includes.
-fn list(git: &Git<'_>, rights: Rights, file: &Path) -> Result<Vec<Setting>> {
-    match fs::metadata(file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Ok(found) if !found.is_file() => return Err(not_regular(file)),
-        Err(error) => return Err(error.into()),
-        Ok(_) => {}
-    }
-    let own = read(git, rights, file, "--no-includes")?;
-    let mut left = included(git, rights, file, &own)?;
-    if left.is_empty() {
-        return Ok(own);
-    }
-    let mut seen = BTreeSet::new();
-    while let Some(path) = left.pop() {
-        if refuse_special_file(&path)? && seen.insert(fs::canonicalize(&path)?) {
-            let listed = read(git, rights, &path, "--no-includes")?;
-            left.extend(included(git, rights, &path, &listed)?);
-        }
-    }
-    read(git, rights, file, "--includes")
-}
-
-/// Returns the files that a configuration file with the settings `listed` includes.
-fn included(
-    git: &Git<'_>,
-    rights: Rights,
-    file: &Path,
-    listed: &[Setting],
-) -> Result<Vec<PathBuf>> {
-    let directory = file.parent().unwrap_or(file);
-    let named = paths(git, rights, file, listed, INCLUDES)?;
-    Ok(named.iter().map(|path| directory.join(path)).collect())
-}
-
-/// Returns the values of the settings in a file whose names begin with one of `names`, as git expands paths: they may
-/// start in a home or where git is installed.
-fn paths(
-    git: &Git<'_>,
-    rights: Rights,
-    file: &Path,
-    listed: &[Setting],
-    names: [&str; 2],
-) -> Result<Vec<PathBuf>> {
-    let is_one = |(name, _): &Setting| names.iter().any(|begin| name.starts_with(*begin));
-    if !listed.iter().any(is_one) {
-        return Ok(Vec::new());
-    }
-    let pattern = format!("^({})", names.join("|"));
-    let arguments = ["--type=path", "--get-regexp", &pattern];
-    let found = config(git, rights, file, &arguments)?;
-    let path = |entry: &[u8]| {
-        let end = entry.iter().position(|byte| *byte == b'\n')?;
-        Some(PathBuf::from(OsStr::from_bytes(&entry[end + 1..])))
-    };
-    Ok(found.split(|byte| *byte == 0).filter_map(path).collect())
-}
-
 /// Refuses a FIFO or device. Returns whether the path is a regular file.
 fn refuse_special_file(path: &Path) -> Result<bool> {
     match fs::metadata(path) {
@@ -463,26 +467,6 @@ fn refuse_special_file(path: &Path) -> Result<bool> {
         // git reports it, or ignores it.
         Ok(_) | Err(_) => Ok(false),
     }
-}
-
-/// Runs `git config` for one file, outside of any repository.
-fn config(git: &Git<'_>, rights: Rights, file: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
-    let Some(file) = file.to_str() else {
-        return Err(invalid!("the path `{}` is not UTF-8", file.display()));
-    };
-    let arguments = [&["config", "--file", file, "--null"][..], arguments].concat();
-    git.finish(git.program(rights)?, Path::new("/"), &arguments)
-}
-
-fn read(git: &Git<'_>, rights: Rights, file: &Path, includes: &str) -> Result<Vec<Setting>> {
-    let listed = config(git, rights, file, &[includes, "--list"])?;
-    let listed = String::from_utf8_lossy(&listed);
-    let entries = listed.split_terminator('\0');
-    let setting = |entry: &str| match entry.split_once('\n') {
-        Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
-        None => (entry.to_owned(), None),
-    };
-    Ok(entries.map(setting).collect())
 }
 
 /// Quotes a value for git's configuration.
