@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::check::names;
 use super::ephemeral::{Fate, Reaped};
 use super::journal::{self, JournalEntry};
 use super::lease::LEASE;
@@ -292,18 +291,12 @@ impl LockedEnv<'_> {
             self.store.discard(&run)?;
         }
         // Temporary directories of a container that outlived its command.
-        for name in names(&run)? {
-            if name != "root" && name != "control.sock" {
-                self.store.discard(&run.join(name))?;
-            }
-        }
+        let is_temporary = |name: &str| name != "root" && name != "control.sock";
+        self.store.discard_in(&run, is_temporary)?;
         self.remove_strays()?;
         // Files that a killed command did not finish writing, and those of a running `join_attempt`, which expects it.
-        for name in names(&self.directory)? {
-            if name.starts_with(atomic::PREFIX) {
-                self.store.discard(&self.directory.join(name))?;
-            }
-        }
+        let is_unfinished = |name: &str| name.starts_with(atomic::PREFIX);
+        self.store.discard_in(&self.directory, is_unfinished)?;
         self.collect_garbage()
     }
 
@@ -332,11 +325,8 @@ impl LockedEnv<'_> {
         let trees = self.record.iter().flat_map(Record::trees);
         let trees: BTreeSet<&str> = trees.map(TreeId::as_str).collect();
         let directory = self.directory.join("trees");
-        for name in names(&directory)? {
-            if !trees.contains(name.as_str()) {
-                self.store.discard(&directory.join(name))?;
-            }
-        }
+        let is_unused = |name: &str| !trees.contains(name);
+        self.store.discard_in(&directory, is_unused)?;
         if let Some(record) = &self.record {
             self.discard_volumes(&record.id, &record.head.volumes.values().cloned().collect())?;
         }

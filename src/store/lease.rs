@@ -12,6 +12,7 @@ use super::unreadable::Unreadable;
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
 use crate::plan::ids::EnvName;
+use crate::sys::atomic;
 use crate::sys::error::{Result, encoded};
 
 pub(super) const LEASE: &str = "lease";
@@ -39,8 +40,10 @@ impl Store {
     pub fn leases(&self) -> Result<(BTreeMap<EnvName, Lease>, Vec<Unreadable>)> {
         let (mut leases, mut unreadable) = (BTreeMap::new(), Vec::new());
         for name in self.env_names()? {
-            if let Some(lease) = self.lease_of(&name).transpose()
-                && is_busy(&lock::env_lock(&self.env_dir(&name)))
+            let directory = self.env_dir(&name);
+            let lease = atomic::read_json::<Lease>(&directory.join(LEASE));
+            if let Some(lease) = lease.transpose()
+                && is_busy(&lock::env_lock(&directory))
             {
                 match lease {
                     Ok(lease) => drop(leases.insert(name, lease)),
@@ -52,10 +55,5 @@ impl Store {
             }
         }
         Ok((leases, unreadable))
-    }
-
-    /// Reads a lease, valid or not.
-    pub(super) fn lease_of(&self, env: &EnvName) -> Result<Option<Lease>> {
-        crate::sys::atomic::read_json(&self.env_dir(env).join(LEASE))
     }
 }

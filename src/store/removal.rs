@@ -177,15 +177,11 @@ impl LockedEnv<'_> {
 
     /// Discards this env's live volumes that are not in `keep`.
     pub(super) fn discard_volumes(&self, id: &EnvId, keep: &BTreeSet<VolumeId>) -> Result<()> {
-        for name in names(&self.store.root.join("volumes"))? {
-            let rest = name.strip_prefix(id.as_str());
-            let is_own = rest.is_some_and(|rest| rest.starts_with('-'));
-            if is_own && !keep.contains(name.as_str()) {
-                self.store
-                    .discard(&self.store.root.join("volumes").join(&name))?;
-            }
-        }
-        Ok(())
+        self.store
+            .discard_in(&self.store.root.join("volumes"), |name| {
+                let rest = name.strip_prefix(id.as_str());
+                rest.is_some_and(|rest| rest.starts_with('-')) && !keep.contains(name)
+            })
     }
 
     /// Removes the env: its trees, build volumes, logs, and the layers that nothing else uses.
@@ -271,13 +267,10 @@ impl LockedEnv<'_> {
     }
 
     fn clear_directory(&self) -> Result<()> {
-        for name in names(&self.directory)? {
-            // The lock stays: another command may be waiting for it.
-            let stays = ["lock", "journal.jsonl", REMOVED, ephemeral::FILE];
-            if !stays.contains(&name.as_str()) {
-                self.store.discard(&self.directory.join(name))?;
-            }
-        }
+        // The lock stays: another command may be waiting for it.
+        let stays = ["lock", "journal.jsonl", REMOVED, ephemeral::FILE];
+        let goes = |name: &str| !stays.contains(&name);
+        self.store.discard_in(&self.directory, goes)?;
         journal::clear(&self.directory)?;
         self.store.discard(&self.directory.join(REMOVED))?;
         // Done last: until then, the next command finds the remaining work.

@@ -50,6 +50,15 @@ impl Store {
         }
     }
 
+    /// Moves those entries of a directory to the trash whose names `goes` accepts.
+    pub(super) fn discard_in(&self, directory: &Path, goes: impl Fn(&str) -> bool) -> Result<()> {
+        let mut names = names(directory)?;
+        names.retain(|name| goes(name));
+        names
+            .iter()
+            .try_for_each(|name| self.discard(&directory.join(name)))
+    }
+
     /// Unlinks a file or tree in place. The description goes first, so that no command mistakes a part for the whole.
     fn unlink(&self, path: &Path) -> Result<()> {
         if !fs::symlink_metadata(path)?.is_dir() {
