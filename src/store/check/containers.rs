@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::{Examination, Fix, Inventory};
+use super::{EnvItem, Examination, Fix, Inventory};
 use crate::engine::docker::{Flavour, Service};
 use crate::plan::ids::{EnvId, TreeId};
 use crate::store::Store;
@@ -72,7 +72,7 @@ impl Examination<'_> {
                 continue;
             }
             let name = &container.id[..container.id.len().min(12)];
-            if self.store.lost_records() {
+            if self.store.envs.values().any(EnvItem::is_unreliable) {
                 self.note(
                     format!("container `{name}` at {} belongs to no known env; it may belong to one with a damaged record", container.flavour),
                     "rockenv fsck --repair, once no record is damaged or set aside",

@@ -150,6 +150,11 @@ impl EnvItem {
             .as_deref()
             .filter(|_| matches!(self.record, Read::Absent))
     }
+
+    /// Returns whether it has no reliable record. A rebuilt record may have another id.
+    pub(super) fn is_unreliable(&self) -> bool {
+        self.old_record.is_some() || matches!(self.record, Read::Damaged(_))
+    }
 }
 
 /// A layer's directory.
@@ -248,22 +253,18 @@ impl Store {
 
     fn layer_item(&self, directory: &Path) -> Result<LayerItem> {
         let layer: Read<Layer> = read(&directory.join("layer.json"));
+        let mut merges = names(directory)?;
+        merges.retain(|name| name.starts_with("flat-"));
+        let results = directory.join("results");
+        let faults = StepResults::read(&results).and_then(|left| left.check(&results));
         Ok(LayerItem {
-            sound: match &layer {
-                Read::Fine(layer) => self.is_sound(layer),
-                _ => true,
-            },
-            tree: match &layer {
-                Read::Fine(layer) if layer.kept.is_some() => true,
-                _ => is_directory(&self.tree_files(directory)),
-            },
+            sound: layer.fine().is_none_or(|layer| self.is_sound(layer)),
+            tree: layer.fine().is_some_and(|layer| layer.kept.is_some())
+                || is_directory(&self.tree_files(directory)),
             layer,
-            results: results_faults(&directory.join("results")),
+            results: faults.unwrap_or_else(|error| vec![error.chain().join(": ")]),
             volumes: trees(&directory.join("volumes"))?,
-            merges: names(directory)?
-                .into_iter()
-                .filter(|name| name.starts_with("flat-"))
-                .collect(),
+            merges,
         })
     }
 
@@ -302,7 +303,7 @@ impl Store {
             if let Some(recipe) = name.strip_suffix(".json") {
                 let reference: Read<serde_json::Value> = read(&images.join("refs").join(&name));
                 let key = match reference {
-                    Read::Fine(value) => match value.get("key").and_then(|key| key.as_str()) {
+                    Read::Fine(value) => match value["key"].as_str() {
                         Some(key) => Read::Fine(key.to_owned()),
                         None => Read::Damaged("it names no image".to_owned()),
                     },
@@ -351,19 +352,17 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     let waits = is_held && store.has_idle_container(name);
     let busy = is_held && !waits;
     let mut trees: BTreeSet<String> = names(&directory.join("trees"))?.into_iter().collect();
-    if let Read::Fine(record) = &record
-        && record.service.is_none()
-    {
-        for tree in record.trees() {
-            if let Ok(false) = tree::is_there(&store.tree_files(&store.tree_dir(name, tree))) {
-                trees.remove(tree.as_str());
-            }
+    let known = record.fine().filter(|record| record.service.is_none());
+    for tree in known.into_iter().flat_map(Record::trees) {
+        if let Ok(false) = tree::is_there(&store.tree_files(&store.tree_dir(name, tree))) {
+            trees.remove(tree.as_str());
         }
     }
+    let spec = store.spec(name);
     let item = EnvItem {
-        lost_results: match (&record, store.spec(name)) {
-            (Read::Fine(record), Ok(spec)) => lost_results(store, record, &spec),
-            (Read::Fine(_) | Read::Absent | Read::Damaged(_) | Read::Foreign(_), _) => Vec::new(),
+        lost_results: match (record.fine(), &spec) {
+            (Some(record), Ok(spec)) => lost_results(store, record, spec),
+            _ => Vec::new(),
         },
         record,
         busy,
@@ -377,7 +376,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
             Err(error) => Read::Damaged(error.chain().join(": ")),
         },
         trees,
-        damaged_spec: match store.spec(name) {
+        damaged_spec: match spec {
             Err(error) if error.kind() != Kind::NotFound => Some(error.chain().join(": ")),
             _ => None,
         },
@@ -385,11 +384,6 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     };
     aside.extend(own);
     Ok(item)
-}
-
-fn results_faults(results: &Path) -> Vec<String> {
-    let found = StepResults::read(results).and_then(|left| left.check(results));
-    found.unwrap_or_else(|error| vec![error.chain().join(": ")])
 }
 
 /// Returns the step results that an env has lost. Skips users' directories, which another env may use by now, and

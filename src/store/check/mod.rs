@@ -395,13 +395,6 @@ impl Inventory {
         self.envs.values().any(|env| env.busy)
     }
 
-    /// Returns whether an env has no reliable record. A rebuilt record may have another id.
-    fn lost_records(&self) -> bool {
-        self.envs
-            .values()
-            .any(|env| env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
-    }
-
     /// Returns whether a repair may rebuild the record of an env, and with it the env's claim to its build volumes.
     pub(super) fn has_damaged_records(&self) -> bool {
         let mut envs = self.envs.values();

@@ -357,10 +357,8 @@ fn owner(inventory: &Inventory, name: &EnvName, snapshots: &[(&&Layer, String)])
         .chain(inventory.nameless().filter_map(|layer| layer.env.clone()))
         .filter(|id| !known.contains(id))
         .collect();
-    let others = inventory.envs.iter().any(|(other, env)| {
-        // A rebuilt record may have another id than before.
-        other != name && (env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
-    });
+    let mut others = inventory.envs.iter().filter(|(other, _)| *other != name);
+    let others = others.any(|(_, env)| env.is_unreliable());
     match lost.len() {
         1 if !others => lost.into_iter().next(),
         _ => None,
@@ -493,25 +491,22 @@ fn is_written_by_rockenv(root: &Path) -> Result<bool> {
     if is_id && text(TAG) == TAG_TEXT {
         return Ok(true);
     }
-    for name in names(&root.join("envs"))? {
-        let path = root.join("envs").join(&name).join("record.json");
-        if EnvName::try_from(name).is_ok() && matches!(read::<Record>(&path), Read::Fine(_)) {
-            return Ok(true);
-        }
-    }
-    for name in names(&root.join("layers"))? {
-        let path = root.join("layers").join(&name).join("layer.json");
-        if matches!(read::<Layer>(&path), Read::Fine(layer) if *layer.id == *name) {
-            return Ok(true);
-        }
-    }
-    for name in names(&root.join("images"))? {
-        let path = root.join("images").join(&name).join("image.json");
-        if matches!(read::<Image>(&path), Read::Fine(image) if *image.key == *name) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let has = |room: &str, is_ours: fn(&str, &Path) -> bool| -> Result<bool> {
+        let room = root.join(room);
+        Ok(names(&room)?
+            .iter()
+            .any(|name| is_ours(name, &room.join(name))))
+    };
+    Ok(has("envs", |name, env| {
+        let record = || read::<Record>(&env.join("record.json"));
+        name.parse::<EnvName>().is_ok() && record().fine().is_some()
+    })? || has("layers", |name, layer| {
+        let layer = read::<Layer>(&layer.join("layer.json"));
+        layer.fine().is_some_and(|layer| *layer.id == *name)
+    })? || has("images", |name, image| {
+        let image = read::<Image>(&image.join("image.json"));
+        image.fine().is_some_and(|image| *image.key == *name)
+    })?)
 }
 
 /// Determines the snapshot method from existing trees, or else from the file system's capabilities.
