@@ -131,7 +131,6 @@ impl Store {
             let roots = paths.into_iter().map(|path| Root::new(path, at));
             places.extend(roots.map(|root| root.owned_by(*owner)));
         }
-        places.retain(|place| place.path.exists());
         places.extend(self.holders());
         let usage = measure::scan(&places, &MeasureOptions::with_extents(true));
         for (at, (item, _)) in (1..).zip(&items) {
@@ -180,7 +179,6 @@ impl Store {
     /// Returns the directories that stay and may share blocks with removed items.
     fn holders(&self) -> impl Iterator<Item = Root> {
         let others = HOLDERS.iter().map(|name| self.root().join(name));
-        let others = others.filter(|path| path.exists());
         others.map(|path| Root::new(path, KEPT))
     }
 
@@ -232,10 +230,7 @@ impl Store {
                 tree::btrfs::written(&root)
             }
             Method::Btrfs | Method::Reflink => {
-                let mut places = vec![Root::new(directory, 1)];
-                if below.exists() {
-                    places.push(Root::new(below, KEPT));
-                }
+                let places = [Root::new(directory, 1), Root::new(below, KEPT)];
                 let options = MeasureOptions::with_extents(true);
                 Ok(measure::scan(&places, &options).class(1).exclusive)
             }

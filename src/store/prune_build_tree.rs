@@ -87,7 +87,6 @@ impl Store {
 /// share by hard links.
 fn build_tree_bytes(project: &Path) -> u64 {
     let parts = EXPUNGED.iter().map(|part| project.join(part));
-    let parts = parts.filter(|path| path.exists());
     let roots: Vec<_> = parts.map(|path| measure::Root::new(path, 0)).collect();
     let usage = measure::scan(&roots, &measure::MeasureOptions::default());
     usage.total().exclusive
