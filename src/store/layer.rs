@@ -51,11 +51,8 @@ impl Store {
 
     /// Reads all layers. Skips damaged ones, which `fsck` reports: they must not block the removal of an env.
     pub fn layers(&self) -> Result<Vec<Layer>> {
-        let mut found = Vec::new();
-        for id in self.layer_ids()? {
-            found.extend(self.layer(&id).ok().flatten());
-        }
-        Ok(found)
+        let ids = self.layer_ids()?.into_iter();
+        Ok(ids.filter_map(|id| self.layer(&id).ok()?).collect())
     }
 
     /// Returns whether a layer may be used as a parent: it is safely on disk, or of the current boot.
@@ -81,11 +78,10 @@ impl Store {
     }
 
     pub fn make_all_durable(&self) -> Result<()> {
-        let boot = boot_id();
         let mut fresh = self.layer_ids()?;
         fresh.retain(|id| {
             !self.layer_dir(id).join("durable").exists()
-                && matches!(self.layer(id), Ok(Some(layer)) if layer.boot == boot)
+                && matches!(self.layer(id), Ok(Some(layer)) if layer.boot == boot_id())
         });
         match fresh.is_empty() {
             true => Ok(()),
@@ -196,14 +192,11 @@ impl Store {
         let merged = tree::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
             .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))
             .and_then(|()| Ok(fs::rename(&temporary, &flat)?));
-        if merged.is_err() {
+        merged.or_else(|error| {
             self.discard(&temporary).ok();
-        }
-        match merged {
             // Another command merged the same chain, and its result is just as good.
-            Err(_) if flat.exists() => Ok(()),
-            other => other,
-        }
+            flat.exists().then_some(()).ok_or(error)
+        })
     }
 
     /// Returns the directory with the files of the live tree or the layer in `directory`.
@@ -253,14 +246,10 @@ impl Store {
         file.write_all(&json)?;
         // After a power failure, it tells whether the rest was on disk.
         file.sync_data()?;
+        // XFS reports another error than other file systems.
+        let taken = [ErrorKind::DirectoryNotEmpty, ErrorKind::AlreadyExists];
         match fs::rename(directory, self.layer_dir(&layer.id)) {
-            // XFS reports another error than other file systems.
-            Err(error)
-                if [ErrorKind::DirectoryNotEmpty, ErrorKind::AlreadyExists]
-                    .contains(&error.kind()) =>
-            {
-                Ok(false)
-            }
+            Err(error) if taken.contains(&error.kind()) => Ok(false),
             placed => placed
                 .map(|()| true)
                 .context(|| format!("cannot publish snapshot `{}`", layer.title)),

@@ -64,7 +64,7 @@ impl Store {
             return Ok(());
         }
         let mut objects = read_objects(&directory)?;
-        let mut object = image_object(&service.socket, name.clone());
+        let mut object = object(&service.socket, ObjectFilter::Image(name.clone()));
         objects.retain(|known| !known.is_same(&object));
         if !self.id()?.is_empty() {
             object.id = service.imported(&name, key)?;
@@ -84,16 +84,14 @@ impl Store {
 
     /// Returns whether an image that was copied to a service is still there.
     fn has_copy(&self, service: &Service, key: &ImageKey) -> Result<bool> {
-        match self.imported_id(&service.socket, key)? {
-            Some(id) => Ok(service.image(&id)?.is_some()),
-            None => Ok(false),
-        }
+        let id = self.imported_id(&service.socket, key)?;
+        id.map_or(Ok(false), |id| Ok(service.image(&id)?.is_some()))
     }
 
     /// Returns the id of a store's image at a service, if it was copied there. Version 0.1.0 recorded images by a name
     /// that other users know, and took theirs for copies.
     pub fn imported_id(&self, socket: &Path, key: &ImageKey) -> Result<Option<String>> {
-        let own = image_object(socket, self.imported(key)?);
+        let own = object(socket, ObjectFilter::Image(self.imported(key)?));
         let objects = read_objects(&self.image_dir(key))?;
         let found = objects.into_iter().find(|object| object.is_same(&own));
         Ok(found.and_then(|object| object.id))
@@ -111,11 +109,7 @@ impl Store {
 
     /// Records beside a tree's files that its containers and images are at a service.
     pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &TreeId) -> Result<()> {
-        let object = Object {
-            socket: socket.to_owned(),
-            what: ObjectFilter::Tree(tree.clone()),
-            id: None,
-        };
+        let object = object(socket, ObjectFilter::Tree(tree.clone()));
         write_objects(directory, &[object])
     }
 
@@ -128,13 +122,13 @@ impl Store {
         bare: bool,
     ) -> Result<SnapshotImage> {
         let name = format!("rockenv/snapshot-{}", place.tree);
-        let below = lost_or(service.image(&place.image)?, &place.image)?;
+        let below = known_image(service, &place.image)?;
         let image = if below.layers < MAX_LAYERS {
             let whole = bare.then_some(below.layers);
             service.commit(&place.name, &name, whole)?
         } else {
             service.commit_whole(&place.name, &name, &place.tree)?;
-            lost_or(service.image(&name)?, &name)?.id
+            known_image(service, &name)?.id
         };
         Ok(SnapshotImage {
             socket: service.socket.clone(),
@@ -157,8 +151,8 @@ impl Store {
             None => Vec::new(),
             Some(0) => vec![directory.to_owned()],
             Some(_) => {
-                let names = names(directory).unwrap_or_default().into_iter();
-                names.map(|name| directory.join(name)).collect()
+                let names = names(directory).unwrap_or_default();
+                names.iter().map(|name| directory.join(name)).collect()
             }
         };
         let lists = directories.iter().map(|place| read_objects(place));
@@ -352,32 +346,26 @@ impl LockedEnv<'_> {
     ) -> Result<SnapshotImage> {
         let service = Service::connect(socket)?;
         let place = self.place(socket, freeze.tree, freeze.parent, freeze.key)?;
-        let image = match service.state(&place.name)? {
+        match service.state(&place.name)? {
             Some(state) => {
                 if state.running {
                     service.stop(&place.name)?;
                 }
                 let bare = bare && freeze.key.is_some();
-                return self.store.freeze_container(&service, &place, bare);
+                self.store.freeze_container(&service, &place, bare)
             }
             // The image below it is not the step's result.
-            None if freeze.key.is_some() => {
-                return Err(unavailable!(
-                    "the container of step `{}` was removed outside rockenv before its snapshot was made",
-                    freeze.name
-                )
-                .help("`rockenv up ...` runs the step again"));
-            }
+            None if freeze.key.is_some() => Err(unavailable!(
+                "the container of step `{}` was removed outside rockenv before its snapshot was made",
+                freeze.name
+            )
+            .help("`rockenv up ...` runs the step again")),
             // No command ran on it, or its container is gone.
-            None => {
-                let below = service.below(&place)?;
-                lost_or(service.image(&below)?, &below)?.id
-            }
-        };
-        Ok(SnapshotImage {
-            socket: socket.to_owned(),
-            image,
-        })
+            None => Ok(SnapshotImage {
+                socket: socket.to_owned(),
+                image: known_image(&service, &service.below(&place)?)?.id,
+            }),
+        }
     }
 
     /// Removes the container of a tree whose image is recorded. If that fails, the env's next command removes it.
@@ -389,23 +377,23 @@ impl LockedEnv<'_> {
 
     /// Returns by how much a live tree is larger than its parent, in bytes. The tree's container must not be running.
     pub fn written_at_service(&self, tree: &TreeId) -> Result<Option<u64>> {
-        let service = self.service()?;
-        let written = |service: Service| Ok(service.sizes(&self.container_name(tree))?.0);
-        service.map(written).transpose()
+        let sizes = |service: Service| service.sizes(&self.container_name(tree));
+        let sizes = self.service()?.map(sizes).transpose()?;
+        Ok(sizes.map(|(written, _)| written))
     }
 }
 
-fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {
-    image.ok_or_else(|| {
+fn known_image(service: &Service, name: &str) -> Result<EngineImage> {
+    service.image(name)?.ok_or_else(|| {
         not_found!("image `{name}` was deleted outside rockenv")
             .help("`rockenv up ...` builds the layers above it again")
     })
 }
 
-fn image_object(socket: &Path, name: String) -> Object {
+fn object(socket: &Path, what: ObjectFilter) -> Object {
     Object {
         socket: socket.to_owned(),
-        what: ObjectFilter::Image(name),
+        what,
         id: None,
     }
 }
