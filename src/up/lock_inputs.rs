@@ -297,17 +297,18 @@ impl Locking<'_> {
     }
 
     fn repository(&self, repository: &Repository, git: &Git<'_>) -> Result<LockedSource> {
-        let place = (Some(&repository.url), repository.rev.as_ref());
-        let update = self.updates(&repository.name);
+        let Repository { name, origin } = repository;
+        let place = (Some(&origin.url), origin.rev.as_ref());
+        let update = self.updates(name);
         if let Some(old) = self
             .old
-            .and_then(|old| old.source.get(&repository.name))
+            .and_then(|old| old.source.get(name))
             .filter(|old| !update && (old.git.as_ref(), old.rev.as_ref()) == place)
         {
             return Ok(old.clone());
         }
         let newest = match update {
-            true => git.newest(&repository.url, repository.rev.as_deref())?,
+            true => git.newest(&origin.url, origin.rev.as_deref())?,
             false => None,
         };
         let mut locked = match newest {
@@ -320,11 +321,11 @@ impl Locking<'_> {
                 let mut say = |message: &str| self.with.task.reporter.note(message);
                 let directory = repository.prepare(self.with.store, git, false, &mut say)?;
                 let print = git.fingerprint(&directory)?;
-                by_fingerprint(&repository.name, &directory, &print)?
+                by_fingerprint(name, &directory, &print)?
             }
         };
-        locked.git = Some(repository.url.clone());
-        locked.rev.clone_from(&repository.rev);
+        locked.git = Some(origin.url.clone());
+        locked.rev.clone_from(&origin.rev);
         Ok(locked)
     }
 }

@@ -21,7 +21,7 @@ pub(crate) use checkout::{Checkout, git_directories, small_file};
 pub(crate) use git::Git;
 pub(crate) use part::is_absent;
 
-use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
+use crate::plan::resolve::{self, Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::{Lock, Store};
 use crate::sys::address::without_login;
 use crate::sys::error::{Kind, Result, ResultExt as _};
@@ -35,12 +35,7 @@ use sha2::{Digest as _, Sha256};
 pub(crate) struct Repository {
     /// Volume's name.
     pub name: String,
-    pub url: String,
-    /// Commit, tag or branch; without one, the default branch at the time of cloning.
-    pub rev: Option<String>,
-    /// Number of commits to fetch.
-    pub depth: Option<u32>,
-    pub submodules: bool,
+    pub origin: resolve::Git,
 }
 
 /// Help for a source directory of the user that does not exist.
@@ -90,21 +85,16 @@ pub(crate) fn origins(store: &Store, spec: &Spec) -> BTreeMap<String, String> {
 }
 
 impl Repository {
-    pub(crate) fn new(name: &str, git: &crate::plan::resolve::Git) -> Self {
-        Self {
-            name: name.to_owned(),
-            url: git.url.clone(),
-            rev: git.rev.clone(),
-            depth: git.depth,
-            submodules: git.submodules,
-        }
+    pub(crate) fn new(name: &str, origin: &resolve::Git) -> Self {
+        let (name, origin) = (name.to_owned(), origin.clone());
+        Self { name, origin }
     }
 
     /// Returns its directory in the store. Each URL and revision has its own, so that no env moves another env's
     /// checkout. With submodules, it is a separate one, unless the plain checkout has them.
     pub(crate) fn directory(&self, store: &Store) -> PathBuf {
         let plain = self.place(store, false);
-        if !self.submodules {
+        if !self.origin.submodules {
             return plain;
         }
         let own = self.place(store, true);
@@ -116,9 +106,9 @@ impl Repository {
 
     fn place(&self, store: &Store, submodules: bool) -> PathBuf {
         let mut hash = Sha256::new();
-        hash.update(&self.url);
+        hash.update(&self.origin.url);
         hash.update([0]);
-        hash.update(self.rev.as_deref().unwrap_or_default());
+        hash.update(self.origin.rev.as_deref().unwrap_or_default());
         if submodules {
             hash.update(b"\0submodules");
         }
@@ -173,11 +163,11 @@ impl Repository {
         fs::create_dir(&temporary)?;
         let (uid, gid) = (git.user.uid.into(), git.user.gid.into());
         nix::unistd::chown(&temporary, Some(uid), Some(gid))?;
-        let url = without_login(&self.url);
+        let url = without_login(&self.origin.url);
         progress(&format!("cloning {url}"));
         let cloned = self
             .clone_into(&temporary, git)
-            .map_err(Git::help(&self.url))
+            .map_err(Git::help(&self.origin.url))
             .context(|| format!("cannot clone source `{}` from `{url}`", self.name));
         if cloned.is_err() {
             store.discard(&temporary)?;
@@ -194,15 +184,18 @@ impl Repository {
         let is_id = |rev: &str| {
             [40, 64].contains(&rev.len()) && rev.bytes().all(|byte| byte.is_ascii_hexdigit())
         };
-        let id = match &self.rev {
+        let id = match &self.origin.rev {
             Some(rev) if is_id(rev) => Some(rev.clone()),
             // The fetch reports an error.
-            _ => git.newest(&self.url, None).unwrap_or_default(),
+            _ => git.newest(&self.origin.url, None).unwrap_or_default(),
         };
         git.run(directory, init(id.is_some_and(|id| id.len() == 64)))?;
-        git.run(directory, &["remote", "add", "origin", "--", &self.url])?;
-        let depth = self.depth.map(|depth| format!("--depth={depth}"));
-        let rev = self.rev.as_deref().unwrap_or("HEAD");
+        git.run(
+            directory,
+            &["remote", "add", "origin", "--", &self.origin.url],
+        )?;
+        let depth = self.origin.depth.map(|depth| format!("--depth={depth}"));
+        let rev = self.origin.rev.as_deref().unwrap_or("HEAD");
         let mut arguments = vec!["fetch", "--quiet", "--no-tags"];
         arguments.extend(depth.as_deref());
         arguments.extend(["--", "origin", rev]);
@@ -225,7 +218,7 @@ impl Repository {
             }
         };
         git.check_out(directory, &["checkout", "--quiet", "--detach", &found])?;
-        if self.submodules {
+        if self.origin.submodules {
             let mut arguments = vec!["submodule", "--quiet", "update", "--init", "--recursive"];
             arguments.extend(depth.as_deref());
             git.check_out(directory, &arguments)?;
@@ -235,7 +228,9 @@ impl Repository {
 
     /// Refuses a checkout that is not at the commit that the profile pins.
     fn check(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
-        let Some(rev) = &self.rev else { return Ok(()) };
+        let Some(rev) = &self.origin.rev else {
+            return Ok(());
+        };
         let checkout = git.open(directory)?;
         let (head, digits) = (checkout.head()?, rev.to_ascii_lowercase());
         // A tag or a branch may have such a name too.
@@ -323,13 +318,13 @@ pub(crate) mod tests {
 
     /// Describes a repository at a path, without submodules.
     pub(super) fn source(origin: &Path, rev: Option<&str>) -> Repository {
-        Repository {
-            name: "src".into(),
+        let origin = resolve::Git {
             url: format!("file://{}", origin.display()),
             rev: rev.map(str::to_owned),
             depth: Some(1),
             submodules: false,
-        }
+        };
+        Repository::new("src", &origin)
     }
 
     #[test]
@@ -338,10 +333,8 @@ pub(crate) mod tests {
         let (_home, store) = Store::scratch();
         let head = run(origin.path(), &["rev-parse", "HEAD"]);
         let head = head.trim();
-        let source = Repository {
-            submodules: true,
-            ..source(origin.path(), Some(&head[..12]))
-        };
+        let mut source = source(origin.path(), Some(&head[..12]));
+        source.origin.submodules = true;
         let directory = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
         assert_eq!(fs::read_to_string(directory.join("a")).unwrap(), "one");
         let print = git.fingerprint(&directory).unwrap();
@@ -382,11 +375,9 @@ pub(crate) mod tests {
             ("20240101", Some(1)),
             ("deadbeef", Some(1)),
         ] {
-            let source = Repository {
-                name: format!("src{}", depth.unwrap_or(0)),
-                depth,
-                ..source(origin.path(), Some(rev))
-            };
+            let mut source = source(origin.path(), Some(rev));
+            source.name = format!("src{}", depth.unwrap_or(0));
+            source.origin.depth = depth;
             for _ in 0..2 {
                 source.prepare(&store, &git, false, &mut |_| {}).unwrap();
             }
@@ -399,10 +390,10 @@ pub(crate) mod tests {
         add_submodule(outer.path(), inner.path(), "sub dir");
         run(outer.path(), &["commit", "--quiet", "-m", "s"]);
         let (_home, store) = Store::scratch();
-        let source = |submodules| Repository {
-            depth: None,
-            submodules,
-            ..source(outer.path(), None)
+        let source = |submodules| {
+            let mut source = source(outer.path(), None);
+            (source.origin.depth, source.origin.submodules) = (None, submodules);
+            source
         };
         let (without, with) = (source(false), source(true));
         let plain = without.prepare(&store, &git, false, &mut |_| {}).unwrap();
@@ -425,11 +416,9 @@ pub(crate) mod tests {
     fn cancel_ends_a_clone_from_a_silent_server_and_leaves_nothing() {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (_home, store) = Store::scratch();
-        let source = Repository {
-            url: format!("git://{}/src", server.local_addr().unwrap()),
-            depth: None,
-            ..source(Path::new(""), None)
-        };
+        let mut source = source(Path::new(""), None);
+        source.origin.url = format!("git://{}/src", server.local_addr().unwrap());
+        source.origin.depth = None;
         let cancel = AtomicBool::new(false);
         let start = std::time::Instant::now();
         let tick = || {

@@ -10,25 +10,14 @@ use crate::sys::address::without_login;
 use crate::sys::error::{Result, ResultExt as _};
 
 impl Repository {
-    /// Returns the directory for a checkout of `commit`: that of the profile's revision if it is at that commit, else a
-    /// separate one, so that no env moves another env's checkout. Without a commit, returns that of the profile's
-    /// revision.
+    /// Returns the directory for a checkout of `commit`, or without one of the profile's revision.
     pub(crate) fn directory_at(
         &self,
         store: &Store,
         git: &Git<'_>,
         commit: Option<&str>,
     ) -> Result<PathBuf> {
-        let directory = self.directory(store);
-        let Some(commit) = commit else {
-            return Ok(directory);
-        };
-        let named = |rev: &str| rev.len() >= 7 && commit.starts_with(rev);
-        let named = self.rev.as_deref().is_some_and(named);
-        if named || git.head(&directory)?.as_deref() == Some(commit) {
-            return Ok(directory);
-        }
-        Ok(self.at(commit).directory(store))
+        Ok(self.at(store, git, commit)?.directory(store))
     }
 
     /// Returns a checkout of `commit`, or without one of the profile's revision, and clones the repository if
@@ -41,24 +30,26 @@ impl Repository {
         offline: bool,
         progress: &mut dyn FnMut(&str),
     ) -> Result<PathBuf> {
-        let Some(commit) = commit else {
-            return self.prepare(store, git, offline, progress);
-        };
-        let directory = self.directory_at(store, git, Some(commit))?;
-        if directory.join(".git").exists() {
-            return Ok(directory);
+        let repository = self.at(store, git, commit)?;
+        let directory = repository.directory(store);
+        match commit.is_some() && directory.join(".git").exists() {
+            true => Ok(directory),
+            false => repository.prepare(store, git, offline, progress),
         }
-        let named = directory == self.directory(store);
-        let repository = if named { self.clone() } else { self.at(commit) };
-        repository.prepare(store, git, offline, progress)
     }
 
-    /// Returns the same repository with a commit as its revision.
-    fn at(&self, commit: &str) -> Self {
-        Self {
-            rev: Some(commit.to_owned()),
-            ..self.clone()
+    /// Returns the same repository with `commit` as its revision, so that no env moves another env's checkout, unless
+    /// the checkout of the profile's revision is at that commit.
+    fn at(&self, store: &Store, git: &Git<'_>, commit: Option<&str>) -> Result<Self> {
+        let mut found = self.clone();
+        if let Some(commit) = commit {
+            let named = |rev: &str| rev.len() >= 7 && commit.starts_with(rev);
+            let named = self.origin.rev.as_deref().is_some_and(named);
+            if !named && git.head(&self.directory(store))?.as_deref() != Some(commit) {
+                found.origin.rev = Some(commit.to_owned());
+            }
         }
+        Ok(found)
     }
 }
 
