@@ -11,7 +11,6 @@ use std::path::Path;
 use fs_err as fs;
 
 use super::Store;
-use super::check::names;
 use crate::engine::docker::{Object, ObjectFilter, Service};
 use crate::plan::ids::TreeId;
 use crate::sys::error::Result;
@@ -52,7 +51,6 @@ impl Store {
         Ok(copies.flatten().collect())
     }
 
-    /// Returns the trees that the copies of this store mention.
     pub(super) fn trees_of_copies(&self, service: &Service) -> Result<BTreeSet<TreeId>> {
         let mut trees = BTreeSet::new();
         for copy in self.copies(service)? {
@@ -68,11 +66,8 @@ impl Store {
             let is_mentioned = match &object.what {
                 ObjectFilter::Tree(tree) => copy.known_trees()?.contains(tree),
                 ObjectFilter::Image(_) => {
-                    let images = copy.root.join("images");
-                    let lists = names(&images)?.into_iter();
-                    lists
-                        .flat_map(|name| copy.objects_below(&images.join(name)))
-                        .any(|known| known.is_same(object))
+                    let known = copy.objects_in(&copy.root.join("images"))?;
+                    known.iter().any(|known| known.is_same(object))
                 }
             };
             if is_mentioned {

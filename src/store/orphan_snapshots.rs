@@ -49,19 +49,12 @@ impl Store {
 
     /// Returns all trees mentioned anywhere in the store.
     pub(super) fn known_trees(&self) -> Result<BTreeSet<TreeId>> {
-        let mut known = BTreeSet::new();
-        let images = self.root().join("images");
-        for arriving in names(&images)? {
-            known.extend(self.listed_trees(&images.join(arriving)));
-        }
+        let mut known: BTreeSet<TreeId> = self.listed_trees("images")?.collect();
         for env in self.env_names()? {
             known.extend(self.trees_in(&self.env_dir(&env))?);
         }
         known.extend(self.trees_of_layers()?);
-        let trash = self.root().join("trash");
-        for entry in names(&trash)? {
-            known.extend(self.listed_trees(&trash.join(entry)));
-        }
+        known.extend(self.listed_trees("trash")?);
         Ok(known)
     }
 
@@ -69,9 +62,7 @@ impl Store {
     pub(super) fn trees_in(&self, env: &Path) -> Result<BTreeSet<TreeId>> {
         let trees = names(&env.join("trees"))?.into_iter();
         let mut found: BTreeSet<TreeId> = trees.filter_map(|tree| tree.try_into().ok()).collect();
-        for name in names(env)? {
-            found.extend(self.listed_trees(&env.join(name)));
-        }
+        found.extend(self.listed_trees(env)?);
         Ok(found)
     }
 
@@ -79,19 +70,17 @@ impl Store {
     pub(super) fn trees_of_layers(&self) -> Result<BTreeSet<TreeId>> {
         let described = self.layers()?.into_iter().filter_map(|layer| layer.tree);
         let mut trees: BTreeSet<TreeId> = described.collect();
-        for id in self.layer_ids()? {
-            trees.extend(self.listed_trees(&self.layer_dir(&id)));
-        }
+        trees.extend(self.listed_trees("layers")?);
         Ok(trees)
     }
 
-    /// Returns the trees in the lists of objects in a directory of the store.
-    fn listed_trees(&self, directory: &Path) -> impl Iterator<Item = TreeId> {
-        let objects = self.objects_below(directory).into_iter();
-        objects.filter_map(|object| match object.what {
+    /// Returns the trees in the lists of objects of all entries of a directory of the store.
+    fn listed_trees(&self, below: impl AsRef<Path>) -> Result<impl Iterator<Item = TreeId>> {
+        let objects = self.objects_in(&self.root.join(below))?.into_iter();
+        Ok(objects.filter_map(|object| match object.what {
             ObjectFilter::Tree(tree) => Some(tree),
             ObjectFilter::Image(_) => None,
-        })
+        }))
     }
 
     /// Removes orphaned images that have become useless because their steps have layers.
@@ -133,7 +122,7 @@ impl LockedEnv<'_> {
             let Some(frozen) = orphans.remove(*key) else {
                 continue;
             };
-            let directory = self.directory().join("trees").join(&frozen.tree);
+            let directory = self.tree_dir(&frozen.tree);
             fs::create_dir_all(&directory)?;
             self.store
                 .note_tree(&directory, &service.socket, &frozen.tree)?;
@@ -154,7 +143,7 @@ impl LockedEnv<'_> {
                 ..Layer::new(id, image, (*name).to_owned(), created)
             };
             // Under the lock, no other command can have made this layer.
-            self.store.publish(&self.tree_dir(&frozen.tree), &layer)?;
+            self.store.publish(&directory, &layer)?;
             parent = Some(layer.id.clone());
             made.push(layer.id);
         }

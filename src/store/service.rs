@@ -159,6 +159,13 @@ impl Store {
         lists.flat_map(Result::unwrap_or_default).collect()
     }
 
+    /// Returns the objects in the lists of all entries of a directory of the store.
+    pub(super) fn objects_in(&self, above: &Path) -> Result<Vec<Object>> {
+        let entries = names(above)?.into_iter();
+        let objects = entries.flat_map(|name| self.objects_below(&above.join(name)));
+        Ok(objects.collect())
+    }
+
     /// Returns how many directories below a directory of the store its lists are; `None` if rockenv writes none there.
     /// Files of steps, images and sources are in the other places, and a list of theirs may name anything.
     fn depth_of_lists(&self, directory: &Path) -> Option<usize> {

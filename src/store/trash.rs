@@ -125,9 +125,7 @@ impl Store {
 
     /// Returns the sockets of the services that do not answer and must remove objects before the trash is deleted.
     pub fn trash_waits_for(&self) -> Result<BTreeSet<PathBuf>> {
-        let trash = self.root.join("trash");
-        let entries = names(&trash)?.into_iter();
-        let objects = entries.flat_map(|name| self.objects_below(&trash.join(name)));
+        let objects = self.objects_in(&self.root.join("trash"))?.into_iter();
         let mut sockets: BTreeSet<PathBuf> = objects.map(|object| object.socket).collect();
         sockets.retain(|socket| Service::connect(socket).is_err());
         Ok(sockets)
