@@ -68,10 +68,8 @@ struct VolumeRestore {
     /// Listings of layers of the same env.
     ours: Vec<Listing>,
     items: Vec<Item>,
-    /// Results whose place is taken by a file that stays.
-    stays: BTreeSet<PathBuf>,
-    /// The last such result, below which nothing can be written.
-    blocked: Option<PathBuf>,
+    /// Results whose place is taken by a file that stays, in the order of their paths.
+    stays: Vec<PathBuf>,
 }
 
 /// The work to restore results that an env's output lacks.
@@ -183,13 +181,7 @@ impl Store {
                 Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
             };
             let outcome = volume.items.iter().try_for_each(|item| {
-                // The parent directory keeps the time that the step gave it.
-                let above = item.path.parent().unwrap_or(Path::new(""));
-                if let Some(entry) = volume.listing.entries.get(above)
-                    && compare(entry, directory, above, false)? == ResultState::Same
-                {
-                    writer.put(above, entry, None, Existing::Refuse)?;
-                }
+                keep_time_above(&item.path, directory, &volume.listing, &mut writer)?;
                 self.restore_result(&volume, item, &mut writer)
             });
             // Even after an error, the directories made so far get their modes: no later restore sets them.
@@ -241,6 +233,22 @@ impl Store {
     }
 }
 
+/// Lets the directory above a path keep the time that the step gave it.
+pub(super) fn keep_time_above(
+    path: &Path,
+    directory: &Path,
+    results: &Listing,
+    writer: &mut Writer,
+) -> Result<()> {
+    let above = path.parent().unwrap_or(Path::new(""));
+    match results.entries.get(above) {
+        Some(entry) if compare(entry, directory, above, false)? == ResultState::Same => {
+            writer.put(above, entry, None, Existing::Refuse)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses to remove or replace an entry that is no longer the result `old`, as it was when the restore was planned:
 /// the files before it may have taken minutes.
 fn is_still(old: &ListingEntry, directory: &Path, path: &Path) -> Result<()> {
@@ -257,8 +265,11 @@ fn is_still(old: &ListingEntry, directory: &Path, path: &Path) -> Result<()> {
 impl VolumeRestore {
     /// Decides about a result. A directory comes before its content.
     fn decide(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
-        if let Some(above) = &self.blocked
-            && path.starts_with(above)
+        // Nothing can be written below a file that stays.
+        if self
+            .stays
+            .last()
+            .is_some_and(|above| path.starts_with(above))
         {
             return Ok(());
         }
@@ -294,8 +305,7 @@ impl VolumeRestore {
             // The difference does no harm, and `status --check` reports it.
             ResultState::Mode(_) if entry.is_directory() => return Ok(()),
             ResultState::Blocked | ResultState::Mode(_) | ResultState::Other(_) => {
-                self.blocked = Some(item.path.clone());
-                self.stays.insert(item.path);
+                self.stays.push(item.path);
                 return Ok(());
             }
         }

@@ -8,11 +8,11 @@ use std::slice;
 
 use fs_err as fs;
 
-use super::{ResultState, compare, output_writer, outputs};
+use super::restore::keep_time_above;
+use super::{compare, output_writer, outputs};
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Store, env};
-use crate::sys::account::Existing;
 use crate::sys::atomic::{self, Survives};
 use crate::sys::error::Result;
 use crate::tree::listing::{Content, Listing, ListingEntry};
@@ -54,8 +54,8 @@ impl Store {
                 let stale = stale_entries(&directory, &stale, &stay)?;
                 let aside = self.earlier_results(spec).join(&volume.name);
                 let own = moved.entry(volume.name.clone()).or_default();
-                let files = stale.iter().filter(|(_, entry)| !entry.is_directory());
-                let files: Vec<_> = files.collect();
+                let mut files = stale.clone();
+                files.retain(|_, entry| !entry.is_directory());
                 for (path, entry) in &files {
                     let place = aside.join(path);
                     if place.symlink_metadata().is_ok()
@@ -67,8 +67,7 @@ impl Store {
                         )
                         .help("move it away, then run the command again"));
                     }
-                    own.entries
-                        .insert(path.to_path_buf(), ListingEntry::clone(entry));
+                    own.entries.insert(path.to_path_buf(), (*entry).clone());
                 }
                 // A command that is killed later must not have moved files that no list has.
                 if !files.is_empty() {
@@ -161,13 +160,7 @@ fn move_aside(
         {
             continue;
         }
-        // The parent directory keeps the time that the step gave it.
-        let above = path.parent().unwrap_or(Path::new(""));
-        if let Some(entry) = stay.entries.get(above)
-            && compare(entry, directory, above, false)? == ResultState::Same
-        {
-            writer.put(above, entry, None, Existing::Refuse)?;
-        }
+        keep_time_above(path, directory, stay, &mut writer)?;
         if is_directory {
             writer.remove(path, true)?;
             continue;
