@@ -47,9 +47,10 @@ fn errno<T>(outcome: rustix::io::Result<T>) -> nix::Result<T> {
     outcome.map_err(|error| nix::Error::from_raw(error.raw_os_error()))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
+    #[default]
     /// A frozen layer is a directory of differences, stacked on the image by an overlay mount.
     Overlay,
     /// Trees are subvolumes; a clone is a snapshot.

@@ -27,7 +27,6 @@ pub(in crate::store) const ASIDE: &str = ".damaged-";
 /// A file's state and content.
 #[derive(Clone, Debug)]
 pub enum Read<T> {
-    /// It does not exist.
     Absent,
     /// No version writes such content.
     Damaged(String),
@@ -68,13 +67,12 @@ impl<T> Read<T> {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Inventory {
     pub root: PathBuf,
     pub method: Method,
     /// The user who should own the store.
     pub owner: u32,
-    /// The store's own directories.
     pub directories: Vec<Directory>,
     /// Obstacles in place of some of them. If there are any, nothing else was read.
     pub obstacles: Vec<Obstacle>,
@@ -92,7 +90,6 @@ pub struct Inventory {
     pub trash: Option<usize>,
     /// Intact files that this version does not understand, and why.
     pub foreign: Vec<(PathBuf, String)>,
-    /// Files that earlier repairs set aside.
     pub set_aside: Vec<PathBuf>,
     /// Paths, in the store, of layers and images whose removal was interrupted.
     pub rest: Vec<String>,
@@ -110,16 +107,6 @@ pub struct Directory {
     pub found: Option<(u32, u32)>,
     /// Permissions that it must not grant.
     pub forbidden: u32,
-}
-
-impl Directory {
-    /// Describes what other users could do.
-    pub fn risk(&self) -> &'static str {
-        match self.found {
-            Some((_, mode)) if mode & 0o022 != 0 => "write to it",
-            _ => "look into it",
-        }
-    }
 }
 
 /// An env's directory.
@@ -189,19 +176,7 @@ impl Store {
             owner: nix::unistd::geteuid().as_raw(),
             directories: directories(root),
             obstacles: Obstacle::all(root)?,
-            envs: BTreeMap::new(),
-            layers: BTreeMap::new(),
-            images: BTreeMap::new(),
-            references: BTreeMap::new(),
-            image_work: Vec::new(),
-            volumes: BTreeSet::new(),
-            partial_sources: Vec::new(),
-            trash: None,
-            foreign: Vec::new(),
-            set_aside: Vec::new(),
-            rest: Vec::new(),
-            containers: Vec::new(),
-            trees: BTreeSet::new(),
+            ..Inventory::default()
         };
         if !inventory.obstacles.is_empty() {
             return Ok(inventory);
@@ -427,7 +402,6 @@ fn is_directory(path: &Path) -> bool {
         && tree::is_there(path).unwrap_or(true)
 }
 
-/// Returns the names of the trees in a directory.
 fn trees(directory: &Path) -> Result<BTreeSet<String>> {
     let mut found = names(directory)?;
     found.retain(|name| tree::is_there(&directory.join(name)).unwrap_or(true));

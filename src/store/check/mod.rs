@@ -137,11 +137,14 @@ impl Examination<'_> {
                     format!("belongs to user {uid}, not to {}", self.store.owner),
                     fix,
                 ),
-                Some((_, mode)) if mode & directory.forbidden != 0 => self.problem(
-                    object,
-                    format!("others may {}: its mode is {mode:04o}", directory.risk()),
-                    fix,
-                ),
+                Some((_, mode)) if mode & directory.forbidden != 0 => {
+                    let risk = match mode & 0o022 {
+                        0 => "look into it",
+                        _ => "write to it",
+                    };
+                    let message = format!("others may {risk}: its mode is {mode:04o}");
+                    self.problem(object, message, fix);
+                }
                 Some(_) => {}
             }
         }

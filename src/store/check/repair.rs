@@ -394,10 +394,8 @@ fn adopt_volumes(
     let mut found: BTreeMap<VolumeName, Vec<VolumeId>> = BTreeMap::new();
     let mut others = Vec::new();
     for volume in &inventory.volumes {
-        let Some(rest) = volume.strip_prefix(record.id.as_str()) else {
-            continue;
-        };
-        let Some(rest) = rest.strip_prefix('-') else {
+        let rest = volume.strip_prefix(record.id.as_str());
+        let Some(rest) = rest.and_then(|rest| rest.strip_prefix('-')) else {
             continue;
         };
         let name = rest.rsplit_once('-').map(|(name, _)| name.parse());
