@@ -137,14 +137,23 @@ impl Store {
             any_busy |= busy;
             let unsettled = !matches!(item.journal, Read::Fine(0));
             if let Read::Fine(record) = item.record {
-                let env = self.read_env(&name, record, busy, unsettled)?;
-                if let (Some(failed), true) = (&env.record.failed, env.failed_edited) {
+                let failed_edited = self.is_failed_edited(&name, &record);
+                if let (Some(failed), true) = (&record.failed, failed_edited) {
                     inventory.notes.push(format!(
                         "tree of failed step {name}/{} stays: `shell --failed` changed it; to keep it as a snapshot: {}",
                         failed.step,
-                        env.record.up_command()
+                        record.up_command()
                     ));
                 }
+                let env = Env {
+                    used: self.last_use(&name, &record),
+                    record,
+                    busy,
+                    unsettled,
+                    failed: 0,
+                    failed_edited,
+                    logs: self.log_bytes(&name)?,
+                };
                 inventory.envs.insert(name, env);
             }
         }
@@ -244,34 +253,19 @@ impl Store {
         Ok(())
     }
 
-    fn read_env(
-        &self,
-        name: &EnvName,
-        record: super::Record,
-        busy: bool,
-        unsettled: bool,
-    ) -> Result<Env> {
-        let directory = self.env_dir(name);
-        let failed_edited = self.is_failed_edited(name, &record);
-        let mut logs = BTreeMap::new();
-        for run in names(&directory.join("logs"))? {
-            // A run has few files: starting threads would take longer.
-            let root = measure::Root::new(directory.join("logs").join(&run), 0);
-            let options = measure::MeasureOptions {
-                threads: Some(NonZero::<usize>::MIN),
-                ..measure::MeasureOptions::default()
-            };
-            logs.insert(run, measure::scan(&[root], &options).total().allocated);
-        }
-        Ok(Env {
-            used: self.last_use(name, &record),
-            record,
-            busy,
-            unsettled,
-            failed: 0,
-            failed_edited,
-            logs,
-        })
+    /// Returns the bytes of each run's logs, by its time.
+    fn log_bytes(&self, env: &EnvName) -> Result<BTreeMap<String, u64>> {
+        let directory = self.env_dir(env).join("logs");
+        // A run has few files: starting threads would take longer.
+        let options = measure::MeasureOptions {
+            threads: Some(NonZero::<usize>::MIN),
+            ..measure::MeasureOptions::default()
+        };
+        let bytes = |run: String| {
+            let root = measure::Root::new(directory.join(&run), 0);
+            (run, measure::scan(&[root], &options).total().allocated)
+        };
+        Ok(names(&directory)?.into_iter().map(bytes).collect())
     }
 
     fn add_blobs(&self, inventory: &mut Inventory) -> Result<()> {

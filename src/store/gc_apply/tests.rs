@@ -62,14 +62,22 @@ fn gc_removes_fingerprints_and_partial_downloads_and_nothing_beside_them() {
         fs::write(path, "x").unwrap();
     }
     fs::os::unix::fs::symlink("../sha256/other", &link).unwrap();
-    let options = InventoryOptions::default();
-    let found = store.gc_inventory(&options, 0).unwrap().blobs;
+    let found = inventory(&store, false).blobs;
     let targets = found.into_keys().map(|blob| GcTarget::Download { blob });
     let targets: Vec<GcTarget> = targets.collect();
     let removals = store.gc_apply(&targets, 0);
     assert_eq!(removals, [Removal::Gone, Removal::Gone, Removal::Gone]);
     assert!(goes.iter().all(|path| !path.exists()));
     assert!(notes.exists() && more.exists() && link.is_symlink());
+}
+
+/// Reads the store; with `everything`, also measures objects that stay.
+fn inventory(store: &Store, everything: bool) -> crate::plan::gc::Inventory {
+    let options = InventoryOptions {
+        everything,
+        ..InventoryOptions::default()
+    };
+    store.gc_inventory(&options, 0).unwrap()
 }
 
 fn add_layer(store: &Store, id: &str, parent: Option<&str>) {
@@ -90,11 +98,7 @@ fn a_layer_with_a_recorded_figure_frees_its_results_too() {
         ..Layer::sample("a".into())
     });
     let layer = store.layer_dir(&"a".into());
-    let options = InventoryOptions {
-        everything: true,
-        ..InventoryOptions::default()
-    };
-    let bytes = || store.gc_inventory(&options, 0).unwrap().layers["a"].bytes;
+    let bytes = || inventory(&store, true).layers["a"].bytes;
     assert_eq!(bytes(), 5);
     fs::create_dir_all(layer.join("results/out")).unwrap();
     fs::write(layer.join("results/out/package"), vec![1; 1 << 20]).unwrap();
@@ -118,11 +122,7 @@ fn a_merged_layer_holds_nothing_of_those_below() {
         fs::write(&file, vec![1; size]).unwrap();
         fs::hard_link(file, top.join("flat").join(size.to_string())).unwrap();
     }
-    let options = InventoryOptions {
-        everything: true,
-        ..InventoryOptions::default()
-    };
-    let found = store.gc_inventory(&options, 0).unwrap().layers;
+    let found = inventory(&store, true).layers;
     assert!(found["below"].bytes >= 1 << 20);
     let own = found["top"].bytes;
     assert!((64 << 10..1 << 20).contains(&own), "{own}");
@@ -144,8 +144,7 @@ fn gc_removes_the_rest_of_an_interrupted_removal() {
     let notes = crate::store::check::examine(&found).notes;
     let note = "`layers/a` was left by an interrupted removal";
     assert!(notes.contains(&(note.to_owned(), "rockenv gc".to_owned())));
-    let strays = store.gc_inventory(&InventoryOptions::default(), 0);
-    let strays = strays.unwrap().strays.into_keys();
+    let strays = inventory(&store, false).strays.into_keys();
     let targets: Vec<GcTarget> = strays.map(|path| GcTarget::Stray { path }).collect();
     // The second call finds the layer removed.
     for _ in 0..2 {
@@ -245,8 +244,8 @@ fn many_snapshots_go_with_few_readings_and_each_is_checked() {
     // Nothing uses a layer that a repair set aside.
     let aside = store.layer_dir(&"child.damaged-1".into());
     fs::rename(damaged.parent().unwrap(), aside).unwrap();
-    let found = store.gc_inventory(&InventoryOptions::default(), 0);
-    assert_has!(found.unwrap().notes.join("\n"), "child.damaged-1` (");
+    let notes = inventory(&store, false).notes.join("\n");
+    assert_has!(notes, "child.damaged-1` (");
     let images = ["of-a", "used", "unused"];
     for image in images {
         fs::create_dir(store.image_dir(&image.into())).unwrap();
