@@ -97,7 +97,6 @@ pub struct Config {
     /// Directories that are trusted without asking.
     pub trusted_dirs: Option<String>,
     pub mirrors: BTreeMap<String, String>,
-    /// Additional certificate authorities.
     pub authorities: Option<Authorities>,
     /// What `gc` keeps: the nearest file that sets a key wins.
     pub gc: policy::Table,

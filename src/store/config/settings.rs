@@ -32,7 +32,6 @@ const SHELLS: [&str; 10] = [
     "bash", "csh", "dash", "fish", "ksh", "nu", "sh", "su", "tcsh", "zsh",
 ];
 
-/// All sources of the configuration.
 pub(super) struct Settings {
     variables: BTreeMap<String, String>,
     /// The working directory, or `/` if there is none.
@@ -54,16 +53,16 @@ impl Settings {
         errors: &mut Vec<Error>,
     ) -> Result<Self> {
         let mut settings = Self {
+            invoking_user: invoking_user(&variables)?,
             variables,
             working: working.unwrap_or(Path::new("/")).to_owned(),
-            invoking_user: BuildUser::new(0, 0),
             host_home: PathBuf::new(),
             user_dir: PathBuf::new(),
             current: Current::default(),
             files: Vec::new(),
             authorities: None,
         };
-        settings.find_user()?;
+        settings.find_home();
         let variable = settings.set("ROCKENV_CA_CERTIFICATES");
         settings.authorities = variable
             .map(|text| certificates::Written::variable(text))
@@ -82,8 +81,7 @@ impl Settings {
         Ok(settings)
     }
 
-    fn find_user(&mut self) -> Result<()> {
-        self.invoking_user = invoking_user(&self.variables)?;
+    fn find_home(&mut self) {
         let (uid, home) = (self.invoking_user.uid, || self.path("HOME"));
         // NSS says `/` for a dynamic user of systemd, whose service sets another `HOME`. Under sudo, `HOME` is root's.
         let is_own = uid == nix::unistd::geteuid().as_raw() && !account::is_local(uid);
@@ -93,7 +91,6 @@ impl Settings {
         };
         self.host_home = found.unwrap_or_else(|| PathBuf::from("/"));
         self.user_dir = self.own("XDG_CONFIG_HOME", ".config").join("rockenv");
-        Ok(())
     }
 
     /// Adds a file of the user or of the system, if there is one.
@@ -219,7 +216,6 @@ impl Settings {
         idle(&self.first(|file| file.idle.clone())?).ok()
     }
 
-    /// Returns the user that steps run as.
     pub(super) fn build_user(&self) -> Result<BuildUser> {
         match self.text("ROCKENV_BUILD_USER", |file| file.build_user.clone()) {
             Some(text) => parse_user(&text),

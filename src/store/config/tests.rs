@@ -104,6 +104,16 @@ fn relative_paths_in_a_file_start_from_it_and_a_tilde_is_the_home() {
     assert!(paths(&config.hook_dirs).starts_with(&[own.join("../g")]));
 }
 
+/// Trusts a directory with its current files.
+fn trust_as_it_is(work: &Path, user_dir: &Path) {
+    let trusted = trust::Trusted {
+        path: work.to_owned(),
+        digest: Some(trust::digest(work).unwrap()),
+        writes: Vec::new(),
+    };
+    trusted.write(user_dir).unwrap();
+}
+
 #[test]
 fn the_current_directory_counts_as_far_as_it_is_trusted() {
     let place = tempfile::tempdir().unwrap();
@@ -137,12 +147,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     }
     assert!(!notice.contains("`jobs`"), "{notice}");
 
-    let trusted = trust::Trusted {
-        path: work.clone(),
-        digest: Some(trust::digest(&work).unwrap()),
-        writes: Vec::new(),
-    };
-    trusted.write(&config.user_dir).unwrap();
+    trust_as_it_is(&work, &config.user_dir);
     let config = read(None);
     never(&config);
     assert!(own(&config) && config.idle == Duration::ZERO);
@@ -170,19 +175,12 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
 }
 
 /// A trusted directory that another user may write to, and one with the same file names and other content.
-struct Shared {
-    place: PathBuf,
-    work: PathBuf,
-    evil: PathBuf,
-    user: PathBuf,
-    _directory: tempfile::TempDir,
-}
+struct Shared(tempfile::TempDir);
 
 impl Shared {
     fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let place = fs::canonicalize(directory.path()).unwrap();
-        let (work, evil, user) = (place.join("work"), place.join("evil"), place.join("user"));
+        let shared = Self(tempfile::tempdir().unwrap());
+        let [work, evil, user] = ["work", "evil", "user"].map(|name| shared.at(name));
         let step = "[[step]]\nname = 'a'\ncopy = [{ from = 'files', to = '/opt' }]\n";
         let head = "schema = 1\ndescription = 'd'\n";
         let image = "provider = 'directory'\n[directory]\npath = '/srv'\n";
@@ -211,26 +209,19 @@ impl Shared {
             }
         }
         std::os::unix::fs::symlink("tool", work.join("profiles/files/link")).unwrap();
-        let trusted = trust::Trusted {
-            path: work.clone(),
-            digest: Some(trust::digest(&work).unwrap()),
-            writes: Vec::new(),
-        };
-        trusted.write(&user.join("rockenv")).unwrap();
-        Self {
-            place,
-            work,
-            evil,
-            user,
-            _directory: directory,
-        }
+        trust_as_it_is(&work, &user.join("rockenv"));
+        shared
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        fs::canonicalize(self.0.path()).unwrap().join(name)
     }
 
     /// Returns the configuration, read while the directory is still as the user trusted it.
     fn config(&self) -> Config {
-        let user = self.user.display().to_string();
+        let user = self.at("user").display().to_string();
         let environment = [("XDG_CONFIG_HOME".into(), user)].into();
-        let config = of(environment, &self.work).unwrap();
+        let config = of(environment, &self.at("work")).unwrap();
         assert!(config.current.counts());
         config
     }
@@ -267,7 +258,7 @@ fn what_changes_after_it_was_checked_is_refused() {
         ("images", image),
     ];
     let shared = Shared::new();
-    let (work, evil, aside) = (&shared.work, &shared.evil, shared.place.join("aside"));
+    let [work, evil, aside] = ["work", "evil", "aside"].map(|name| shared.at(name));
     for (name, reads) in rows {
         for link in [false, true] {
             let config = shared.config();
@@ -292,7 +283,7 @@ fn what_changes_after_it_was_checked_is_refused() {
 #[test]
 fn what_appears_or_disappears_after_it_was_checked_is_refused() {
     let shared = Shared::new();
-    let (work, aside) = (&shared.work, shared.place.join("aside"));
+    let (work, aside) = (shared.at("work"), shared.at("aside"));
     let at = |name: &str| work.join("profiles/files").join(name);
     // A new file, a missing file and another link target are each refused.
     let config = shared.config();
