@@ -144,7 +144,7 @@ pub(crate) fn changed(path: &Path) -> Error {
 }
 
 /// Removes `..` from a path textually: the paths in `Checked` are made without resolving symlinks.
-fn without_dots(path: &Path) -> PathBuf {
+pub(crate) fn without_dots(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
         match part {

@@ -269,21 +269,19 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
     let record = env.known_record()?;
     let attempt = store.attempt(env.name(), record)?;
     let stands = || {
-        let open = |step: &&StepRecord| step.outcome == Step::Pending;
-        let done = record.steps.iter().take_while(|step| !open(step));
-        let later = record.steps.iter().skip_while(|step| !open(step));
+        let is_open = |step: &StepRecord| step.outcome == Step::Pending;
+        let begun = record.steps.iter().position(is_open);
+        let (done, later) = record.steps.split_at(begun.unwrap_or(record.steps.len()));
         let passes = |step: &StepRecord| step.outcome.is_done();
-        let passed = done
-            .clone()
-            .all(|step| passes(step) || step.outcome == Step::Skipped);
-        let last = done.filter(|step| passes(step)).last()?;
+        let passed = (done.iter()).all(|step| passes(step) || step.outcome == Step::Skipped);
+        let last = done.iter().rfind(|step| passes(step))?;
         let snapshot = record.snapshot(&last.name)?;
         let fits = snapshot.key.is_some()
             && snapshot.key == last.key
             && record.head.layer.as_ref() == Some(&snapshot.layer)
             && record.failed.is_none()
             && attempt.is_none();
-        (fits && passed && later.clone().all(|step| open(&step))).then(|| last.name.clone())
+        (fits && passed && later.iter().all(is_open)).then(|| last.name.clone())
     };
     stands().ok_or_else(|| {
         let name = env.name();

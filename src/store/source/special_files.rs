@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use nix::fcntl::OFlag;
@@ -14,6 +14,7 @@ use super::checkout::{Checkout, not_regular};
 use crate::sys::beneath;
 use crate::sys::error::Result;
 use crate::sys::shell::quoted_path;
+use crate::sys::trusted_files::without_dots;
 
 /// Files that git opens in each directory that it examines, and the list of submodules at the top.
 const OPENED: [&str; 3] = [".gitignore", ".gitattributes", ".gitmodules"];
@@ -143,16 +144,8 @@ fn alternates(objects: &Path) -> Result<Vec<PathBuf>> {
                     .help("write the path without quotes"));
             }
             Some(_) => {
-                let path = objects.join(OsStr::from_bytes(line));
-                let mut real = PathBuf::new();
-                for part in path.components() {
-                    match part {
-                        // By name, as git does, even if that is a link.
-                        Component::ParentDir => drop(real.pop()),
-                        other => real.push(other),
-                    }
-                }
-                named.push(real);
+                // By name, as git does, even if that is a link.
+                named.push(without_dots(&objects.join(OsStr::from_bytes(line))));
             }
         }
     }
