@@ -45,7 +45,6 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// Returns the obstacle at a directory's path, if any.
     pub(super) fn at(path: &Path) -> Result<Option<Self>> {
         let Some(found) = if_exists(fs::symlink_metadata(path))? else {
             return Ok(None);

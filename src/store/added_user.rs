@@ -89,7 +89,6 @@ impl<'a> AddedUser<'a> {
         found.map(|found| Ok(found?.ino())).collect()
     }
 
-    /// Returns the metadata of a path in the tree.
     fn here(&self, path: &Path) -> Result<Option<Metadata>> {
         if_exists(fs::symlink_metadata(self.tree.join(path)))
     }
@@ -151,7 +150,6 @@ impl<'a> AddedUser<'a> {
     }
 }
 
-/// Returns mode, owner and group.
 fn rights(found: &Metadata) -> (u32, u32, u32) {
     (found.mode() & 0o7777, found.uid(), found.gid())
 }

@@ -24,7 +24,6 @@ pub(super) const FILE: &str = "ephemeral";
 /// The command that owns an ephemeral env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Owner {
-    /// The boot that it runs in.
     pub boot: String,
     pub pid: u32,
     /// When it began, in the kernel's ticks since that boot.

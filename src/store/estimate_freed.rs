@@ -205,7 +205,6 @@ impl Store {
         parent.map_or_else(|| self.image_dir(image), |id| self.layer_dir(id))
     }
 
-    /// Returns the bytes on disk of a layer's copies of results.
     fn results_bytes(&self, layer: &LayerId) -> u64 {
         let results = self.results_dir(layer);
         match results.exists() {

@@ -14,7 +14,6 @@ use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
 use crate::sys::error::{Result, damaged, encoded, if_exists};
 
-/// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum JournalEntry {

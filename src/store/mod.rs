@@ -326,7 +326,6 @@ impl Store {
         fs::read_dir(self.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_none())
     }
 
-    /// Returns whether all live build volumes of an env are empty.
     fn are_volumes_empty(&self, head: &record::Head) -> bool {
         head.volumes.values().all(|id| self.is_volume_empty(id))
     }
@@ -411,7 +410,6 @@ mod tests {
     use super::*;
 
     impl Store {
-        /// Makes a store in a temporary directory.
         pub(crate) fn scratch() -> (tempfile::TempDir, Self) {
             let directory = tempfile::tempdir().unwrap();
             let store = Self::open(&directory.path().join("store")).unwrap();

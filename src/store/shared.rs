@@ -84,12 +84,10 @@ pub struct IncomingLayers<'a> {
 }
 
 impl Store {
-    /// Returns a layer's description at registries, if it has one.
     pub fn shared_layer(&self, id: &LayerId) -> Result<Option<Shared>> {
         Shared::read(&self.layer_dir(id))
     }
 
-    /// Returns an image's description at registries, if it has one.
     pub fn shared_image(&self, key: &ImageKey) -> Result<Option<Shared>> {
         Shared::read(&self.image_dir(key))
     }

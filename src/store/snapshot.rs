@@ -20,20 +20,16 @@ use crate::sys::error::{Error, Kind, Result, exists};
 use crate::sys::suggest;
 use crate::tree;
 
-/// What to freeze as a snapshot.
 #[derive(Debug)]
 pub struct Freeze<'a> {
     pub tree: &'a TreeId,
     pub parent: Option<&'a LayerId>,
-    /// Name in the env.
     pub name: &'a str,
     /// The step's key, if a step made it.
     pub key: Option<&'a StepKey>,
-    /// The reason for the snapshot.
     pub origin: Origin,
     /// The step ran although its key had a layer.
     pub again: bool,
-    /// The cost of making it, if known.
     pub cost: Option<super::layer::Cost>,
     /// Fingerprints that the step found.
     pub prints: Option<ArtifactFingerprints>,
@@ -408,7 +404,6 @@ pub(super) fn push_snapshot(
     record.snapshots.push(snapshot);
 }
 
-/// Returns the error for a snapshot that an env does not have.
 pub(crate) fn no_snapshot(env: &str, record: &Record, name: &str) -> Error {
     let known = record.snapshots.iter().map(|known| known.name.as_str());
     let help = suggest::help(name, known, &format!("rockenv snapshot ls {env}"));

@@ -15,7 +15,6 @@ use crate::sys::error::{Error, Result};
 pub struct Unreadable {
     /// The object, such as "env `gfx1103`".
     pub object: String,
-    /// Why it cannot be read.
     why: String,
 }
 
@@ -50,7 +49,6 @@ pub(super) struct Users {
 }
 
 impl Store {
-    /// Returns the envs whose record cannot be read.
     pub fn unreadable_envs(&self) -> Result<Vec<Unreadable>> {
         Ok(self.read_records()?.1)
     }
@@ -60,7 +58,6 @@ impl Store {
         Ok(self.users()?.unreadable)
     }
 
-    /// Reads all layers and their users.
     pub(super) fn users(&self) -> Result<Users> {
         // Leases come first: a lease ends after the record names the layers.
         let (leases, of_leases) = self.leases()?;

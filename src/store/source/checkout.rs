@@ -144,7 +144,6 @@ impl<'a> Checkout<'a> {
         Ok(String::from_utf8_lossy(&self.bytes(arguments)?).into_owned())
     }
 
-    /// Runs git without changing anything, and returns its output as bytes.
     pub(crate) fn bytes(&self, arguments: &[&str]) -> Result<Vec<u8>> {
         self.git.finish(self.program()?, &self.work, arguments)
     }

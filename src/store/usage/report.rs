@@ -114,7 +114,6 @@ pub(crate) struct UsageReport {
     /// Services that did not answer, and why.
     pub silent_services: Vec<String>,
     pub total: DiskUsage,
-    /// The file system's own figures.
     pub file_system: Space,
     /// Whether blocks shared by clones were detected.
     pub extents: bool,

@@ -38,7 +38,6 @@ impl BuildTreePart {
         }
     }
 
-    /// Describes the content.
     pub(crate) fn note(self) -> &'static str {
         match self {
             Self::Build => "objects: ninja continues from them",
@@ -178,13 +177,18 @@ fn name(path: &Path) -> &str {
 mod tests {
     use super::*;
 
-    fn tree(paths: &[&str]) -> tempfile::TempDir {
+    /// Makes TheRock's build tree, or another one with the same names.
+    fn tree(is_therock: bool) -> tempfile::TempDir {
         let top = tempfile::tempdir().unwrap();
-        for path in paths {
+        for path in DIRECTORIES {
             fs::create_dir_all(top.path().join(path)).unwrap();
         }
         fs::write(top.path().join("file"), "").unwrap();
         fs_err::os::unix::fs::symlink("/", top.path().join("link")).unwrap();
+        if is_therock {
+            let cache = "CMAKE_PROJECT_NAME:STATIC=THEROCK\n";
+            fs::write(top.path().join("CMakeCache.txt"), cache).unwrap();
+        }
         top
     }
 
@@ -194,7 +198,7 @@ mod tests {
         below.collect::<Vec<_>>().join(" ")
     }
 
-    const THEROCK: [&str; 9] = [
+    const DIRECTORIES: [&str; 9] = [
         "artifacts-unsplit/x",
         "zlib/dist",
         "zlib/stage",
@@ -206,16 +210,9 @@ mod tests {
         "dist/rocm",
     ];
 
-    fn therock() -> tempfile::TempDir {
-        let top = tree(&THEROCK);
-        let cache = "CMAKE_PROJECT_NAME:STATIC=THEROCK\n";
-        fs::write(top.path().join("CMakeCache.txt"), cache).unwrap();
-        top
-    }
-
     #[test]
     fn hard_links_come_last_and_links_are_not_entered() {
-        let top = therock();
+        let top = tree(true);
         let found = |depth| {
             let found = directories(top.path(), depth);
             below(top.path(), found.iter().map(|found| &found.path))
@@ -229,7 +226,7 @@ mod tests {
 
     #[test]
     fn only_therocks_own_directories_are_known() {
-        let top = therock();
+        let top = tree(true);
         let known = |top: &Path| {
             let found = directories(top, 4);
             let parts = found.iter().filter(|found| found.is_part);
@@ -250,7 +247,7 @@ mod tests {
         assert_eq!(parts, expected);
 
         // The same names mean nothing in another tree.
-        let other = tree(&THEROCK);
+        let other = tree(false);
         assert!(!is_therock(other.path()));
         assert!(known(other.path()).is_empty());
         let listed = directories(other.path(), 1);
