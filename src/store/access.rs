@@ -158,38 +158,30 @@ impl Store {
     /// Closes the store's directories to other local users, except `user` and owners of files in caches, sources and
     /// outputs. Earlier versions left them open. Makes those that somebody removed, for example to free their space.
     pub fn close(&self, user: u32) -> Result<()> {
-        let mode = |path: &Path| -> Result<Option<u32>> {
+        let mode = |path: &Path| -> Result<u32> {
             Obstacle::check(path)?;
             match fs::symlink_metadata(path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    make_directory(path).map(|()| MODE)
+                }
                 Ok(found) if found.uid() != geteuid().as_raw() => Err(unavailable!(
                     "`{}` is not a directory of the store's owner",
                     path.display()
                 )
                 .help("rockenv fsck --repair")),
-                found => Ok(Some(found?.mode())),
+                found => Ok(found?.mode()),
             }
         };
         for name in PRIVATE {
             let path = self.root.join(name);
-            match mode(&path)? {
-                None => make_directory(&path)?,
-                Some(mode) if mode & 0o077 != 0 => {
-                    fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
-                }
-                Some(_) => {}
+            if mode(&path)? & 0o077 != 0 {
+                fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
             }
         }
         make_directory(&self.root.join("blobs/sha256"))?;
         for (name, depth) in SHARED.into_iter().zip(DEPTH) {
             let path = self.root.join(name);
-            let mode = match mode(&path)? {
-                None => {
-                    make_directory(&path)?;
-                    MODE
-                }
-                Some(mode) => mode,
-            };
+            let mode = mode(&path)?;
             let mut people = tree::acl::named_users(&path)?;
             let mut new = user != geteuid().as_raw() && people.insert(user);
             if mode & 0o077 != 0o050 {

@@ -330,12 +330,7 @@ impl Store {
     /// Creates a directory beside the images; removes those with the same prefix, which killed commands left.
     pub(super) fn fresh_directory(&self, prefix: &str) -> Result<PathBuf> {
         let images = self.root.join("images");
-        for entry in fs::read_dir(&images)? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(prefix) {
-                self.discard(&entry.path())?;
-            }
-        }
+        self.discard_in(&images, |name| name.starts_with(prefix))?;
         let work = images.join(format!("{prefix}{}", random_id()?));
         fs::create_dir(&work)?;
         Ok(work)

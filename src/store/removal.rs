@@ -177,11 +177,11 @@ impl LockedEnv<'_> {
 
     /// Discards this env's live volumes that are not in `keep`.
     pub(super) fn discard_volumes(&self, id: &EnvId, keep: &BTreeSet<VolumeId>) -> Result<()> {
-        self.store
-            .discard_in(&self.store.root.join("volumes"), |name| {
-                let rest = name.strip_prefix(id.as_str());
-                rest.is_some_and(|rest| rest.starts_with('-')) && !keep.contains(name)
-            })
+        let volumes = self.store.root.join("volumes");
+        self.store.discard_in(&volumes, |name| {
+            let rest = name.strip_prefix(id.as_str());
+            rest.is_some_and(|rest| rest.starts_with('-')) && !keep.contains(name)
+        })
     }
 
     /// Removes the env: its trees, build volumes, logs, and the layers that nothing else uses.

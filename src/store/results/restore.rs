@@ -266,11 +266,8 @@ impl VolumeRestore {
     /// Decides about a result. A directory comes before its content.
     fn decide(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
         // Nothing can be written below a file that stays.
-        if self
-            .stays
-            .last()
-            .is_some_and(|above| path.starts_with(above))
-        {
+        let above = self.stays.last();
+        if above.is_some_and(|above| path.starts_with(above)) {
             return Ok(());
         }
         let exactly = self.has_a_double(path, entry);
