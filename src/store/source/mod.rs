@@ -277,6 +277,7 @@ fn has_submodules(checkout: &Path) -> bool {
 pub(crate) mod tests {
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::SystemTime;
 
     use super::*;
     use crate::engine::BuildUser;
@@ -314,6 +315,12 @@ pub(crate) mod tests {
     pub(super) fn add_submodule(outer: &Path, inner: &Path, name: &str) {
         let url = inner.to_str().unwrap();
         run(outer, &["submodule", "--quiet", "add", "--", url, name]);
+    }
+
+    /// Sets a file's modification time, as `touch` and `cp -p` do.
+    pub(super) fn set_modified(path: &Path, time: SystemTime) {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.file().set_modified(time).unwrap();
     }
 
     /// Describes a repository at a path, without submodules.

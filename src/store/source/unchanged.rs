@@ -401,14 +401,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::super::Git;
-    use super::super::tests::{add_submodule, me, repository, run};
+    use super::super::tests::{add_submodule, me, repository, run, set_modified};
     use super::*;
-
-    /// Sets a file's modification time, as `touch` and `cp -p` do.
-    fn set_modified(path: &Path, time: SystemTime) {
-        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-        file.file().set_modified(time).unwrap();
-    }
 
     /// Makes every kind of edit, one after the other, and compares cached fingerprints with actual ones.
     fn edit(source: &Path, git: &Git<'_>) {

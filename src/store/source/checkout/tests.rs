@@ -1,6 +1,6 @@
 //! Tests of checkouts that other processes write to.
 
-use super::super::tests::{me, repository, run};
+use super::super::tests::{me, repository, run, set_modified};
 use super::*;
 use crate::engine::BuildUser;
 
@@ -301,16 +301,12 @@ fn git_is_told_to_look_at_all_of_a_file() {
     }
     git.run(path, &["config", "core.checkStat", "minimal"])
         .unwrap();
-    let set_time = |path: &Path| {
-        let old = std::time::UNIX_EPOCH + Duration::from_secs(1_577_836_800);
-        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-        file.file().set_modified(old).unwrap();
-    };
-    set_time(&path.join("a"));
+    let old = std::time::UNIX_EPOCH + Duration::from_secs(1_577_836_800);
+    set_modified(&path.join("a"), old);
     git.run(path, &["status"]).unwrap();
     same(&git, path, false);
     fs::write(path.join("n"), "six").unwrap();
-    set_time(&path.join("n"));
+    set_modified(&path.join("n"), old);
     fs::rename(path.join("n"), path.join("a")).unwrap();
     let changed = git.fingerprint(path).unwrap();
     assert!(changed.contains('+'), "{changed}");
@@ -327,11 +323,8 @@ fn replaced_objects_are_not_the_commits() {
     run(&["replace", &old, &new]);
     run(&["reset", "--quiet", "--hard"]);
     // git rereads files that are as old as the index, so the index must be newer.
-    let index = fs::File::options()
-        .write(true)
-        .open(path.join(".git/index"));
-    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(2);
-    index.unwrap().file().set_modified(later).unwrap();
+    let later = std::time::SystemTime::now() + Duration::from_secs(2);
+    set_modified(&path.join(".git/index"), later);
     let changed = git.fingerprint(path).unwrap();
     assert!(changed.contains('+'), "{changed}");
 }
