@@ -66,30 +66,24 @@ impl Log {
 
     /// Adds output of a stream: complete lines, and lines too long to wait for, go to the file.
     pub(crate) fn write(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let end = rest.iter().position(|byte| *byte == b'\n');
-            let (piece, after) = match end {
-                Some(end) => (&rest[..end], &rest[end + 1..]),
-                None => (rest, &rest[rest.len()..]),
-            };
-            rest = after;
-            let slot = slot(stream);
-            if end.is_some() && self.pending[slot].is_empty() && piece.len() <= LONGEST {
-                self.put(stream, piece)?;
+        let slot = stream as usize;
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let line = piece.strip_suffix(b"\n");
+            if let Some(line) = line
+                && self.pending[slot].is_empty()
+                && line.len() <= LONGEST
+            {
+                self.put(stream, line)?;
                 continue;
             }
-            self.pending[slot].extend_from_slice(piece);
-            if end.is_some() || self.pending[slot].len() >= LONGEST {
-                let whole = std::mem::take(&mut self.pending[slot]);
-                for part in whole
-                    .chunks(LONGEST)
-                    .chain(whole.is_empty().then_some(&[][..]))
-                {
+            self.pending[slot].extend_from_slice(line.unwrap_or(piece));
+            if line.is_some() || self.pending[slot].len() >= LONGEST {
+                let mut whole = std::mem::take(&mut self.pending[slot]);
+                for part in whole.chunks(LONGEST) {
                     self.put(stream, part)?;
                 }
+                whole.clear();
                 self.pending[slot] = whole;
-                self.pending[slot].clear();
             }
         }
         Ok(())
@@ -98,7 +92,7 @@ impl Log {
     /// Writes last lines that lack a newline, flushes the file, and closes the hole.
     pub(crate) fn finish(&mut self) -> Result<()> {
         for stream in [Stream::Stdout, Stream::Stderr] {
-            let rest = std::mem::take(&mut self.pending[slot(stream)]);
+            let rest = std::mem::take(&mut self.pending[stream as usize]);
             if !rest.is_empty() {
                 self.put(stream, &rest)?;
             }
@@ -197,10 +191,9 @@ impl Log {
             let text = now.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string();
             self.stamp = (now.as_millisecond(), text);
         }
-        let mark: &[u8] = if stream == Stream::Stderr {
-            b" ! "
-        } else {
-            b" | "
+        let mark = match stream {
+            Stream::Stdout => b" | ",
+            Stream::Stderr => b" ! ",
         };
         // In one piece, so that a full disk drops whole lines only.
         let whole = [self.stamp.1.as_bytes(), mark, line, b"\n"].concat();
@@ -217,10 +210,6 @@ impl Log {
 fn left_out_line(stamp: &str, bytes: u64) -> String {
     let bytes = size::bytes(bytes);
     format!("{stamp:24} ~ [{bytes} omitted here: the log reached `log-max`]\n")
-}
-
-fn slot(stream: Stream) -> usize {
-    usize::from(stream == Stream::Stderr)
 }
 
 /// Strips the time and the stream's mark from a log line.

@@ -58,16 +58,16 @@ impl Redactor {
         if self.secrets.is_empty() {
             return Cow::Borrowed(bytes);
         }
-        let mut text = std::mem::take(self.held_of(stream));
+        let mut text = std::mem::take(&mut self.held[stream as usize]);
         text.extend_from_slice(bytes);
         let (shown, held) = self.split(&text, false);
-        *self.held_of(stream) = held.to_vec();
+        self.held[stream as usize] = held.to_vec();
         Cow::Owned(shown)
     }
 
     /// Returns held-back output when the stream has ended.
     pub(crate) fn rest(&mut self, stream: Stream) -> Vec<u8> {
-        let text = std::mem::take(self.held_of(stream));
+        let text = std::mem::take(&mut self.held[stream as usize]);
         self.split(&text, true).0
     }
 
@@ -95,10 +95,6 @@ impl Redactor {
             }
         }
         (shown, rest)
-    }
-
-    fn held_of(&mut self, stream: Stream) -> &mut Vec<u8> {
-        &mut self.held[usize::from(stream == Stream::Stderr)]
     }
 }
 
