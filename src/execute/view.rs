@@ -230,7 +230,11 @@ impl<'a> Execution<'a, '_> {
                 });
             }
             let id: ViewLayerId = random_id()?.try_into()?;
-            let made = self.layer(&mut stack, &directory, &id, &source, hook, &known)?;
+            make_upper(self.store, &directory, &id, &source)?;
+            let made = in_layer(&mut stack, &directory, &id, &source, |at, times| {
+                change(at, hook, &known, times)
+            })?;
+            self.tell(hook, &made);
             if let Some(script) = &hook.work.script {
                 let view = stack.view(&directory, &id);
                 let mut below = view.layers.clone();
@@ -296,24 +300,6 @@ impl<'a> Execution<'a, '_> {
             return known.ok_or_else(|| unexpected!("no fingerprint of source `{name}`"));
         }
         self.print_now(name)
-    }
-
-    /// Creates the layer `id` with the changes of a hook's patches and edits, on top of all existing layers.
-    fn layer(
-        &self,
-        stack: &mut Stack,
-        directory: &Path,
-        id: &str,
-        source: &Path,
-        hook: &Hook,
-        known: &Times,
-    ) -> Result<HookChanges> {
-        make_upper(self.store, directory, id, source)?;
-        let changes = in_layer(stack, directory, id, source, |at, times| {
-            change(at, hook, known, times)
-        })?;
-        self.tell(hook, &changes);
-        Ok(changes)
     }
 
     /// Resets a view, so that it begins anew if its source gets hooks again.

@@ -149,7 +149,7 @@ fn now() -> i128 {
     Timestamp::now().as_nanosecond()
 }
 
-fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let Some(found) = if_exists(fs::read_dir(directory))? else {
         return Ok(Vec::new());
     };

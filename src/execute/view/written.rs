@@ -6,7 +6,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use super::ViewedStep;
-use super::manual_edits::{BEHIND, COMMANDS, changed_at};
+use super::manual_edits::{BEHIND, COMMANDS, changed_at, entries};
 use super::stack::{Stack, Written};
 use crate::execute::Execution;
 use crate::plan::ids::LayerId;
@@ -71,9 +71,7 @@ impl Execution<'_, '_> {
     }
 
     fn change_stacks(&self, change: impl Fn(&mut Stack)) -> Result<()> {
-        let views = if_exists(fs::read_dir(self.env.directory().join("views")))?;
-        for view in views.into_iter().flatten() {
-            let directory = view?.path();
+        for directory in entries(&self.env.directory().join("views"))? {
             let Some(stack) = Stack::read(&directory)? else {
                 continue;
             };
