@@ -356,32 +356,6 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_meanwhile_is_moved_and_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let env = directory.path();
-        let layer = env.join("views/src/layer");
-        fs::create_dir_all(layer.join("d/e")).unwrap();
-        fs::write(layer.join("d/step"), "step").unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(60));
-        let command = ByHand::begin(env).unwrap();
-        fs::write(layer.join("d/e/mine"), "mine").unwrap();
-        command.end().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(60));
-        fs::write(layer.join("later"), "step").unwrap();
-        let commands = fs::read_to_string(env.join("views/src").join(COMMANDS)).unwrap();
-        let into = env.join("views/src/kept-1");
-        assert!(keep(&commands, &layer, &into).unwrap());
-        assert_eq!(fs::read_to_string(into.join("d/e/mine")).unwrap(), "mine");
-        assert!(layer.join("d/step").exists() && layer.join("later").exists());
-        assert!(!keep(&commands, &layer, &env.join("none")).unwrap());
-        assert!(!env.join("none").exists());
-        // Another command may have removed the view by then.
-        let command = ByHand::begin(env).unwrap();
-        fs::remove_dir_all(env.join("views")).unwrap();
-        command.end().unwrap();
-    }
-
-    #[test]
     fn a_clock_that_is_set_back_hides_no_edit() {
         const HOUR: i64 = 3_600_000_000_000;
         let directory = tempfile::tempdir().unwrap();
@@ -407,12 +381,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_step_touches_later_stays_a_manual_edit() {
+    fn what_a_command_changed_is_moved_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
         let env = directory.path();
         let view = env.join("views/src");
         let layer = view.join("layer");
-        fs::create_dir_all(layer.join("d")).unwrap();
+        fs::create_dir_all(layer.join("d/e")).unwrap();
         for name in ["d/step", "d/mine", "d/again"] {
             fs::write(layer.join(name), "step").unwrap();
         }
@@ -434,10 +408,12 @@ mod tests {
         edit("d/again");
         // A list that was cut short costs no later entry.
         append(&view.join("layer.hand"), b"\0d/cut").unwrap();
-        edit("last");
-        for name in ["d/step", "d/mine", "d/again", "last"] {
+        edit("d/e/new");
+        // What a step touches later stays a manual edit.
+        for name in ["d/step", "d/mine", "d/again", "d/e/new"] {
             touch(name);
         }
+        fs::write(layer.join("later"), "step").unwrap();
         let list = fs::read(view.join("layer.hand")).unwrap();
         let text = String::from_utf8(list).unwrap();
         assert_eq!(text.matches("d/again").count(), 1, "{text:?}");
@@ -447,10 +423,16 @@ mod tests {
         assert_eq!(counted(), [(view.clone(), 3)]);
         assert!(keep(&commands, &layer, &into).unwrap());
         assert_eq!(counted(), [(view.clone(), 3)]);
-        for name in ["d/mine", "d/again", "last"] {
+        for name in ["d/mine", "d/again", "d/e/new"] {
             assert_eq!(fs::read_to_string(into.join(name)).unwrap(), "mine");
         }
-        assert!(layer.join("d/step").exists() && !into.join("d/step").exists());
+        assert!(layer.join("d/step").exists() && layer.join("later").exists());
+        assert!(!keep(&commands, &layer, &env.join("none")).unwrap());
+        assert!(!env.join("none").exists());
+        // Another command may have removed the view by then.
+        let command = ByHand::begin(env).unwrap();
+        fs::remove_dir_all(env.join("views")).unwrap();
+        command.end().unwrap();
     }
 
     #[test]
