@@ -62,27 +62,23 @@ impl Context {
 
     /// Opens the store for changes, and makes a missing one.
     pub(crate) fn store(&self) -> Result<Store> {
-        let store = Store::open(&self.config.home)?;
-        self.close(&store)?;
-        self.reap(&store)?;
-        Ok(store)
+        self.opened(Store::open(&self.config.home)?)
     }
 
     /// Opens an existing store for changes, with the rights for that.
     pub(crate) fn store_to_change(&self, what: &str) -> Result<Store> {
         self.host_as_root(what)?;
-        let store = self.existing_store()?;
-        self.close(&store)?;
-        self.reap(&store)?;
-        Ok(store)
+        self.opened(self.existing_store()?)
     }
 
     /// Closes the store's directories to all users but the build user and the person behind `sudo`.
-    fn close(&self, store: &Store) -> Result<()> {
+    fn opened(&self, store: Store) -> Result<Store> {
         if let Some(person) = account::caller().person() {
             store.close(person.uid)?;
         }
-        store.close(self.config.user.uid)
+        store.close(self.config.user.uid)?;
+        self.reap(&store)?;
+        Ok(store)
     }
 
     /// Opens an existing store to free space, even on a full disk: drops the ballast before any write, even before the

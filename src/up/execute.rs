@@ -108,20 +108,17 @@ fn shown(plan: &Plan, selection: &Selection) -> Vec<Planned> {
         let known = forecast.iter().find(|known| known.step == name)?;
         Some(known.wall_ms)
     };
-    plan.steps
-        .iter()
-        .enumerate()
-        .map(|(position, step)| Planned {
-            index: u32::try_from(position + 1).unwrap_or(u32::MAX),
-            name: step.name.clone(),
-            key: step.key.clone().map(String::from).unwrap_or_default(),
-            cached: step.action == Action::Hit,
-            reason: step.why.clone(),
-            expected_ms: match step.action {
-                Action::Run => expected(&step.name),
-                Action::Skip | Action::Later => Some(0),
-                Action::Hit | Action::Pull => None,
-            },
-        })
-        .collect()
+    let shown = (1..).zip(&plan.steps).map(|(index, step)| Planned {
+        index,
+        name: step.name.clone(),
+        key: step.key.clone().map(String::from).unwrap_or_default(),
+        cached: step.action == Action::Hit,
+        reason: step.why.clone(),
+        expected_ms: match step.action {
+            Action::Run => expected(&step.name),
+            Action::Skip | Action::Later => Some(0),
+            Action::Hit | Action::Pull => None,
+        },
+    });
+    shown.collect()
 }

@@ -89,15 +89,9 @@ pub(crate) fn up(
             cx.ui.reporter(Format::Json).finish(outcome, "");
         }
     });
-    let (selection, store, signals, metrics, claim) = begun?;
-    let reporter = cx.ui.reporter(args.progress).with_metrics(metrics);
-    selection.notes.iter().for_each(|note| reporter.warn(note));
-    let task = Task {
-        cx,
-        signals,
-        reporter,
-    };
+    let (selection, store, task, claim) = begun?;
     let (task, reporter) = (&task, &task.reporter);
+    selection.notes.iter().for_each(|note| reporter.warn(note));
     let name = &selection.name;
     let reuse = args.plan.reuse(&cx.config);
     let pushing = args.pushes(&cx.config);
@@ -168,10 +162,11 @@ pub(crate) fn up(
     Ok(code)
 }
 
-type Begun = (Selection, Store, Signals, Option<Rows>, Option<OwnerLock>);
-
 /// Refuses requests that cannot work; opens the store and the file of metrics, and claims an ephemeral env.
-fn begin(cx: &Context, args: &UpOptions) -> Result<Begun> {
+fn begin<'a>(
+    cx: &'a Context,
+    args: &UpOptions,
+) -> Result<(Selection, Store, Task<'a>, Option<OwnerLock>)> {
     let selection = args.plan.select(cx, "up")?;
     check_rights(cx, args, &selection)?;
     let store = cx.store()?;
@@ -193,7 +188,13 @@ fn begin(cx: &Context, args: &UpOptions) -> Result<Begun> {
         .ephemeral
         .then(|| store.create_ephemeral(name, "up --ephemeral"));
     let claim = claim.transpose()?;
-    Ok((selection, store, signals, metrics, claim))
+    let reporter = cx.ui.reporter(args.progress).with_metrics(metrics);
+    let task = Task {
+        cx,
+        signals,
+        reporter,
+    };
+    Ok((selection, store, task, claim))
 }
 
 /// Refuses a request that this user, this machine or the configuration cannot serve.

@@ -145,13 +145,11 @@ impl<'a> Gathered<'a> {
                 continue;
             };
             let known = store.map(|store| store.known_fingerprint(&path));
-            let read = once(|path: &Path| match &known {
+            let read = |path: &Path| match &known {
                 Some(known) => git.known_fingerprint(path, known),
                 None => git.fingerprint(path),
-            });
-            gathered.fingerprint(name, &path, &git, &read)?;
-            gathered.compare(name, &path, &read)?;
-            gathered.sources.insert(name.clone(), path);
+            };
+            gathered.add_source(volume.name, path, &git, read)?;
         }
         if let Some(store) = store {
             hooks::known_patches(gathered.hooks.values_mut(), store)?;
@@ -187,10 +185,8 @@ impl<'a> Gathered<'a> {
                 VolumeSource::Store => continue,
             };
             let known = store.known_fingerprint(&directory);
-            let read = once(|path: &Path| git.remembered_fingerprint(path, &known));
-            cancel.outcome(self.fingerprint(&volume.name, &directory, &git, &read))?;
-            cancel.outcome(self.compare(&volume.name, &directory, &read))?;
-            self.sources.insert(volume.name, directory);
+            let read = |path: &Path| git.remembered_fingerprint(path, &known);
+            cancel.outcome(self.add_source(volume.name, directory, &git, read))?;
         }
         let mut notes = checkout::use_target_table(self)?;
         let fetched = hooks::fetch_patches(&mut self.hooks, store, offline, &cancel);
@@ -224,21 +220,25 @@ impl<'a> Gathered<'a> {
         inputs
     }
 
-    /// Reads a source's fingerprints that steps and hooks need; `whole` reads the one of the whole source.
-    fn fingerprint(
+    /// Adds an existing source with the fingerprints that steps and hooks need; `whole` reads the one of the whole
+    /// source. Refuses a source that differs from the lock file.
+    fn add_source(
         &mut self,
-        volume: &str,
-        at: &Path,
+        volume: String,
+        at: PathBuf,
         git: &Git<'_>,
-        whole: &dyn Fn(&Path) -> Result<String>,
+        whole: impl Fn(&Path) -> Result<String>,
     ) -> Result<()> {
-        for input in self.inputs_in(volume) {
+        let whole = once(whole);
+        for input in self.inputs_in(&volume) {
             let print = match profile::input(&input).1 {
-                "" => whole(at)?,
-                path => git.fingerprint_of(at, Path::new(path), None)?,
+                "" => whole(&at)?,
+                path => git.fingerprint_of(&at, Path::new(path), None)?,
             };
             self.inputs.fingerprints.insert(input, Some(print));
         }
+        self.compare(&volume, &at, &whole)?;
+        self.sources.insert(volume, at);
         Ok(())
     }
 
