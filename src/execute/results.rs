@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::Execution;
+use crate::plan::Plan;
 use crate::plan::ids::{EnvName, LayerId, TreeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, Step, VolumeSource};
-use crate::plan::{Action, Plan};
 use crate::profile::Access;
 use crate::store::Store;
 use crate::store::results::{self, BlockedResult, OutputBefore, StepResults};
@@ -259,8 +259,7 @@ fn top<'a>(plan: &'a Plan, record: Option<&'a Record>) -> Option<&'a LayerId> {
 }
 
 fn runs<'a>(plan: &'a Plan, spec: &'a Spec) -> impl Iterator<Item = &'a Step> {
-    let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
-    runs.filter_map(|step| spec.step(&step.name))
+    plan.running().filter_map(|step| spec.step(&step.name))
 }
 
 #[cfg(test)]

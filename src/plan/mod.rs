@@ -196,11 +196,14 @@ impl Plan {
         self.moves && self.volumes == Volumes::Fresh
     }
 
+    /// Returns the steps that run.
+    pub(crate) fn running(&self) -> impl Iterator<Item = &PlanStep> {
+        let steps = self.steps.iter();
+        steps.filter(|step| step.action == Action::Run)
+    }
+
     pub(crate) fn runs(&self) -> usize {
-        self.steps
-            .iter()
-            .filter(|step| step.action == Action::Run)
-            .count()
+        self.running().count()
     }
 }
 

@@ -11,10 +11,10 @@ use crate::engine::ninja;
 use crate::execute::container;
 use crate::image::fetch::fetch_all::{FetchItem, fetch_all};
 use crate::image::{BuildProgress, fetch};
+use crate::plan::Plan;
 use crate::plan::ids::ImageKey;
 use crate::plan::lockfile::{CacheFile, Fetched, Lockfile};
 use crate::plan::resolve::Spec;
-use crate::plan::{Action, Plan};
 use crate::rocm::therock::tarballs;
 use crate::store::{LockedEnv, Store};
 use crate::sys::address::without_login;
@@ -81,8 +81,7 @@ impl Fetching<'_> {
         plan: &Plan,
         sources: &BTreeMap<String, PathBuf>,
     ) -> Result<Vec<String>> {
-        let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
-        let runs: Vec<&str> = runs.map(|step| step.name.as_str()).collect();
+        let runs: Vec<&str> = plan.running().map(|step| step.name.as_str()).collect();
         let (wanted, notes) = match &selection.locked {
             None => declared(selection, sources, &runs)?,
             Some(file) => (locked(selection, &file.lock, &runs), Vec::new()),

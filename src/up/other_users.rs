@@ -9,7 +9,7 @@ use fs_err as fs;
 
 use crate::plan::record::Record;
 use crate::plan::resolve::{Access, Spec, Step, User, Volume, VolumeKind, VolumeSource};
-use crate::plan::{Action, Plan, Volumes};
+use crate::plan::{Plan, Volumes};
 use crate::store::Store;
 use crate::sys::account::name_of;
 use crate::sys::shell::quoted_path;
@@ -40,7 +40,7 @@ impl OthersVolumes {
         if !nix::unistd::geteuid().is_root() {
             return found;
         }
-        let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
+        let runs = plan.running();
         let runs = runs.filter_map(|planned| spec.step(&planned.name));
         let runs: Vec<&Step> = runs.filter(|step| step.user == User::Builder).collect();
         let is_seen = |volume: &Volume| runs.iter().any(|step| step.volumes.contains(&volume.name));

@@ -80,8 +80,8 @@ impl Needs {
         root: &Path,
         record: Option<&Record>,
     ) -> Result<Self> {
-        let runs = || plan.steps.iter().filter(|step| step.action == Action::Run);
-        let steps = runs().filter_map(|step| Some((step.name.as_str(), step.key.as_deref()?)));
+        let steps = plan.running();
+        let steps = steps.filter_map(|step| Some((step.name.as_str(), step.key.as_deref()?)));
         // The space that this env's finished steps took is not needed again.
         let spent: i64 = record.map_or(0, |record| {
             let done = record.steps.iter().filter(|step| {
@@ -112,11 +112,7 @@ impl Needs {
         disk: Vec<Disk>,
         forecast: Vec<Forecast>,
     ) -> Self {
-        let runs: Vec<&PlanStep> = plan
-            .steps
-            .iter()
-            .filter(|step| step.action == Action::Run)
-            .collect();
+        let runs: Vec<&PlanStep> = plan.running().collect();
         let step_of = |planned: &PlanStep| {
             let mut steps = profile.steps.iter();
             steps.find(|step| step.name == planned.name)
@@ -476,20 +472,6 @@ mod tests {
         Needs::from_sizing(&profile, &spec, &plan, sizing, memory, disks, Vec::new())
     }
 
-    fn therock(
-        memory: u64,
-        free: u64,
-        from: Option<&str>,
-        until: Option<&str>,
-    ) -> std::result::Result<(), (String, String)> {
-        needs(memory, free, from, until)
-            .preflight()
-            .map_err(|error| {
-                let help = error.help_text().unwrap_or_default().to_owned();
-                (error.message().to_owned(), help)
-            })
-    }
-
     #[test]
     fn what_others_took_is_told_where_nothing_ran_here() {
         let told = needs(64 * GIB, 300 * GIB, None, None).time();
@@ -505,24 +487,28 @@ mod tests {
     #[test]
     fn what_cannot_build_therock_is_refused_with_what_can() {
         // Linux sees 58 of 64 GB if the integrated graphics takes some.
-        assert_eq!(therock(58 * GIB, 300 * GIB, None, None), Ok(()));
-        let (message, help) = therock(31 * GIB, 300 * GIB, None, None).unwrap_err();
+        assert_eq!(needs(58 * GIB, 300 * GIB, None, None).refused(), None);
+        let refused = |free, from| needs(31 * GIB, free, from, None).refused();
+        let Refused { reasons, help } = refused(300 * GIB, None).unwrap();
         let wanted = "step `math-libs` needs 40.0 GiB of memory, this machine has 31.0 GiB";
-        assert_eq!(message, wanted);
+        assert_eq!(reasons, [wanted]);
         assert_eq!(
             help,
             "build on a machine with 40.0 GiB, start from prebuilt parts with --from rocm or --from wheels, stop before it with \
              `--until configure`, or add --force"
         );
-        let configured = therock(31 * GIB, 300 * GIB, None, Some("configure"));
-        assert_eq!(configured, Ok(()));
-        assert_eq!(therock(31 * GIB, 119 * GIB, Some("rocm"), None), Ok(()));
+        let configured = needs(31 * GIB, 300 * GIB, None, Some("configure"));
+        assert_eq!(configured.refused(), None);
+        assert_eq!(refused(119 * GIB, Some("rocm")), None);
 
-        let (message, help) = therock(64 * GIB, 119 * GIB, None, None).unwrap_err();
+        let Refused { reasons, help } = needs(64 * GIB, 119 * GIB, None, None).refused().unwrap();
+        let [reason] = &reasons[..] else {
+            panic!("{reasons:?}");
+        };
         assert!(
-            message.starts_with("profile `therock` needs 230.0 GiB of disk, `/")
-                && message.ends_with("has 119.0 GiB free"),
-            "{message}"
+            reason.starts_with("profile `therock` needs 230.0 GiB of disk, `/")
+                && reason.ends_with("has 119.0 GiB free"),
+            "{reason}"
         );
         assert!(
             help.starts_with("free 111.0 GiB more (`rockenv gc --dry-run`")
@@ -531,13 +517,10 @@ mod tests {
                 ),
             "{help}"
         );
-    }
-
-    #[test]
-    fn every_reason_is_named_at_once() {
-        let (message, help) = therock(31 * GIB, 119 * GIB, None, None).unwrap_err();
-        assert_has!(message, "40.0 GiB of memory");
-        assert_has!(message, "230.0 GiB of disk");
+        // Every reason is named at once.
+        let Refused { reasons, help } = refused(119 * GIB, None).unwrap();
+        assert_has!(reasons[0], "40.0 GiB of memory");
+        assert_has!(reasons[1], "230.0 GiB of disk");
         assert_eq!(
             help,
             "build on a machine with 40.0 GiB, and free 111.0 GiB more (`rockenv gc --dry-run` shows what rockenv can free), \
