@@ -241,15 +241,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_has_nothing_that_shells_read_differently() {
-        let text = for_any_shell("echo \"$1\" # !x\nexit 3", &["it's !", "a\nb\\", ""]);
-        assert!(!text.contains(['\n', '!', '\\']) && text.matches('\'').count() == 2);
-        let ran = Command::new("sh").arg("-c").arg(&text).output().unwrap();
-        assert_eq!(ran.status.code(), Some(3));
-        assert_eq!(ran.stdout, b"it's !\n");
-    }
-
-    #[test]
     fn output_begins_after_that_of_the_login_shell() {
         let read = |text: &str| {
             let mut rest = String::new();

@@ -300,14 +300,17 @@ mod tests {
             files.iter().map(see).collect()
         }
 
-        /// Sends files. Returns the files that were missing, and where the files are.
-        fn send(&self, files: &[&str]) -> (Vec<PathBuf>, Received) {
-            let sent = self.sent(&self.manifest(files), files);
-            let mut reply = Vec::new();
+        /// Offers `manifest` and sends `files`. Returns the files that were missing, and where the files are.
+        fn take(&self, manifest: &Manifest, files: &[&str]) -> (Vec<PathBuf>, Received) {
+            let (sent, mut reply) = (self.sent(manifest, files), Vec::new());
             take(&self.0.path().join("there"), sent.as_slice(), &mut reply).unwrap();
             let mut reply = reply.as_slice();
             let missing = read_line(&mut reply).unwrap();
-            let received: Received = read_line(&mut reply).unwrap();
+            (missing, read_line(&mut reply).unwrap())
+        }
+
+        fn send(&self, files: &[&str]) -> (Vec<PathBuf>, Received) {
+            let (missing, received) = self.take(&self.manifest(files), files);
             for file in files {
                 let there = format!("there/{}/{file}", received.directory);
                 assert_eq!(self.read(&there), self.read(&format!("here/{file}")));
@@ -376,14 +379,7 @@ mod tests {
         machines.put("here/profiles/a.toml", "sent");
         let files = ["profiles", "profiles/a.toml"];
         let manifest = machines.manifest(&files);
-        let take = || {
-            let (sent, mut reply) = (machines.sent(&manifest, &files[1..]), Vec::new());
-            let there = machines.0.path().join("there");
-            super::take(&there, sent.as_slice(), &mut reply).unwrap();
-            let mut reply = reply.as_slice();
-            drop(read_line::<Vec<PathBuf>>(&mut reply).unwrap());
-            read_line::<Received>(&mut reply).unwrap()
-        };
+        let take = || machines.take(&manifest, &files[1..]).1;
         let mut before = take().directory;
         for made in ["profiles/b.toml", "rockenv.toml", "hooks/h/hook.toml"] {
             machines.put(&format!("there/{before}/out/made"), "result");
