@@ -21,7 +21,7 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
         text.push(one_at_a_time(file));
     }
     let metrics = match metrics(pipeline) {
-        Some(path) if !is_in_checkout(&path) => {
+        Some(path) if !Path::new(&path).components().all(is_below) => {
             return Err(
                 usage!("`--metrics {path}`: GitLab keeps only files of the checkout")
                     .help(format!("--metrics {METRICS}")),
@@ -90,8 +90,7 @@ fn job(pipeline: &Pipeline, job: &Job, more: &[String]) -> String {
             let lines = block(6, &pipeline.clean([job.env.as_str()], &job.runner));
             let after = format!("  after_script:\n    - {lines}");
             // The script's limit, plus an hour for `after_script` and 15 minutes for the rest of the job.
-            let minutes = minutes.saturating_add(75);
-            ("  interruptible: true\n", minutes, after)
+            ("  interruptible: true\n", minutes.saturating_add(75), after)
         }
     };
     format!(
@@ -118,9 +117,8 @@ fn metrics(pipeline: &Pipeline) -> Option<String> {
     take_option(&pipeline.calls.options, "--metrics").1
 }
 
-fn is_in_checkout(path: &str) -> bool {
-    let mut parts = Path::new(path).components();
-    parts.all(|part| matches!(part, Component::CurDir | Component::Normal(_)))
+fn is_below(part: Component<'_>) -> bool {
+    matches!(part, Component::CurDir | Component::Normal(_))
 }
 
 /// Writes a job's variables. Secrets whose variable has the secret's own name come from the project's settings. Without

@@ -103,8 +103,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
     let mut after = "";
     if let Some(common) = &pipeline.common {
         let lines = pipeline.build(common, &jobs);
-        let comment = format!("rockenv:{}", common.env);
-        let options = options(pipeline, site, "%j", &[], &comment);
+        let options = options(pipeline, site, "%j", &[], &common.env);
         text.push(submit("common", &options, &lines));
         text.push("echo \"common $id\"\n".to_owned());
         after = " --dependency=\"afterok:$id\"";
@@ -119,8 +118,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
         let lines = pipeline.build_one_of(envs, "SLURM_ARRAY_TASK_ID", &jobs);
         let array = format!("--array=0-{}", envs.len() - 1);
         let names: Vec<&str> = envs.iter().map(|job| job.env.as_str()).collect();
-        let comment = format!("rockenv:{}", names.join(","));
-        let options = options(pipeline, site, "%A_%a", &[array], &comment) + after;
+        let options = options(pipeline, site, "%A_%a", &[array], &names.join(",")) + after;
         text.push(submit(&all, &options, &lines));
         text.push(format!("array{number}=$id\n"));
         for (task, job) in envs.iter().enumerate() {
@@ -135,8 +133,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
         };
         let gres = site.gres.iter();
         let gres = gres.map(|gres| format!("--gres={}", gres.replace("{target}", job.target)));
-        let comment = format!("rockenv:{}", job.env);
-        let options = options(pipeline, site, "%j", &gres.collect::<Vec<_>>(), &comment);
+        let options = options(pipeline, site, "%j", &gres.collect::<Vec<_>>(), &job.env);
         let options = format!("{options} --dependency=\"afterok:{task}\"");
         text.push(submit(&job.name, &options, &pipeline.build(job, &jobs)));
         text.push(format!("echo {}\" $id\"\n", quote(&job.name)));
@@ -159,7 +156,7 @@ fn arrays<'a>(envs: &'a [&'a Job]) -> Vec<&'a [&'a Job]> {
     envs.chunk_by(fits).collect()
 }
 
-fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], comment: &str) -> String {
+fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], envs: &str) -> String {
     let size = pipeline.size;
     let mut options = vec![
         format!("--cpus-per-task={}", size.cpus),
@@ -172,7 +169,7 @@ fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], comment:
         size.memory
             .map(|bytes| format!("--mem={}M", bytes.div_ceil(1 << 20))),
     );
-    let comment = [format!("--comment={comment}")];
+    let comment = [format!("--comment=rockenv:{envs}")];
     words(&[&options[..], more, &site.sbatch, &comment].concat())
 }
 

@@ -500,7 +500,7 @@ fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     for (path, entry) in fresh {
         if entry.is_directory() {
             writer.put(&path, &entry, None, Existing::Refuse)?;
-        } else if !from.move_to(&path, &to, &path)? {
+        } else if !from.move_to(&path, &to)? {
             return Err(refusing_overwrite(&path));
         }
     }

@@ -67,8 +67,7 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     let open = |text: &str| {
         let pid = text.parse().ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(usage)?;
-        Ok::<_, Error>(pidfd_open(pid, PidfdFlags::empty()).ok())
+        Ok::<_, Error>(pidfd_open(pid.ok_or_else(usage)?, PidfdFlags::empty()).ok())
     };
     let signal = match std::io::stderr().is_terminal() {
         true => Signal::HUP,

@@ -153,8 +153,7 @@ impl SshConnection<'_> {
     /// Returns the command that tries the connection.
     fn by_hand(&self) -> String {
         let words: Vec<_> = self.ssh.iter().map(|word| quoted(word)).collect();
-        let url = self.machine.url();
-        format!("{} {} true", words.join(" "), quoted(&url))
+        format!("{} {} true", words.join(" "), quoted(&self.machine.url()))
     }
 
     /// Fails for a script that did not begin: the login shell may be another program, such as an SFTP server.

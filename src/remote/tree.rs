@@ -6,9 +6,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::sys::beneath;
-use crate::sys::checksum;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::{beneath, checksum};
 use crate::tree;
 use fs_err as fs;
 use nix::errno::Errno;
@@ -123,17 +122,17 @@ impl Tree {
         Ok(leaves.map(|(path, _)| below.join(path)).collect())
     }
 
-    /// Moves the entry at `below` to `name` in another tree on the same file system. Returns false if that name is
-    /// taken.
-    pub(crate) fn move_to(&self, below: &Path, to: &Self, name: &Path) -> Result<bool> {
+    /// Moves the entry at `below` to the same place in another tree on the same file system. Returns false if there is
+    /// one.
+    pub(crate) fn move_to(&self, below: &Path, to: &Self) -> Result<bool> {
         let shown = || {
-            let (from, to) = (self.path.join(below), to.path.join(name));
+            let [from, to] = [self, to].map(|tree| tree.path.join(below));
             format!("cannot move `{}` to `{}`", from.display(), to.display())
         };
-        to.make_parents(name).context(shown)?;
-        let (from_dir, from) = self.parent(below).context(shown)?;
-        let (to_dir, to) = to.parent(name).context(shown)?;
-        match beneath::rename_new(&from_dir, from.as_c_str(), &to_dir, to.as_c_str()) {
+        to.make_directories(below.parent()).context(shown)?;
+        let (from_dir, name) = self.parent(below).context(shown)?;
+        let (to_dir, _) = to.parent(below).context(shown)?;
+        match beneath::rename_new(&from_dir, name.as_c_str(), &to_dir, name.as_c_str()) {
             Ok(()) => Ok(true),
             Err(Errno::EEXIST) => Ok(false),
             Err(error) => Err(error).context(shown),
@@ -143,12 +142,11 @@ impl Tree {
     /// Creates the directory `below` and its parents.
     pub(crate) fn make(&self, below: &Path) -> Result<()> {
         let cannot = || format!("cannot make `{}`", self.path.join(below).display());
-        self.make_parents(&below.join("in it")).context(cannot)
+        self.make_directories(Some(below)).context(cannot)
     }
 
-    fn make_parents(&self, below: &Path) -> nix::Result<()> {
-        let above = below.parent().unwrap_or(Path::new(""));
-        let mut at: Vec<&Path> = above.ancestors().collect();
+    fn make_directories(&self, below: Option<&Path>) -> nix::Result<()> {
+        let mut at: Vec<&Path> = below.iter().flat_map(|below| below.ancestors()).collect();
         at.pop();
         for directory in at.into_iter().rev() {
             let (parent, name) = self.parent(directory)?;
