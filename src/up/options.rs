@@ -156,14 +156,12 @@ impl PlanOptions {
 
     /// Returns `rockenv up` for another env of the same profile.
     pub(crate) fn new_env_command(&self) -> String {
-        let request = self.request("up");
-        request.command("up", &[("--name", Some("NEW"))])
+        self.request("up").command("up", &[("--name", Some("NEW"))])
     }
 
     fn command(&self, request: &UpRequest<'_>, lock_file: Option<&Path>) -> String {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
-        let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
-        let mut text = request.command("up", &flags);
+        let mut text = request.command("up", &[("--name", self.name.as_deref()), ("--gpu", gpu)]);
         text.extend(self.locked.then_some(" --locked"));
         if let Some(file) = lock_file {
             let file = file.to_string_lossy();
@@ -324,23 +322,31 @@ mod tests {
         up: UpOptions,
     }
 
+    fn up(line: &str) -> UpOptions {
+        Line::try_parse_from(line.split(' ')).unwrap().up
+    }
+
     #[test]
-    fn a_resumed_command_keeps_its_options() {
-        let resume = |line: &str| {
-            let line = Line::try_parse_from(line.split(' ')).unwrap();
-            line.up.resume_command()
-        };
-        assert_eq!(resume("rockenv p"), "rockenv up p");
-        let ephemeral = resume("rockenv p --ephemeral --force");
-        assert_eq!(ephemeral, "rockenv up p --force --ephemeral");
+    fn a_resumed_command_keeps_its_options_and_only_a_repeated_one_runs_steps_again() {
         let kept = "p --until a --jobs 2 --pull=false --push --allow-incremental";
-        let resumed = resume(&format!("rockenv {kept}"));
-        assert_eq!(resumed, format!("rockenv up {kept}"));
+        for (given, resumed, more) in [
+            ("p", "p", ""),
+            ("p --ephemeral --force", "p --force --ephemeral", ""),
+            (kept, kept, ""),
+            (
+                "p --rerun a --offline --clean",
+                "p",
+                " --rerun a --clean --offline",
+            ),
+        ] {
+            let up = up(&format!("rockenv {given}"));
+            assert_eq!(up.resume_command(), format!("rockenv up {resumed}"));
+            assert_eq!(up.repeat_command(), format!("rockenv up {resumed}{more}"));
+        }
     }
 
     #[test]
     fn a_lasting_command_works_in_any_directory() {
-        let up = |line: &str| Line::try_parse_from(line.split(' ')).unwrap().up;
         let here = |file: &str| quoted_path(&std::env::current_dir().unwrap().join(file));
         let (profile, lock) = (here("p.toml"), here("p.lock"));
         let file = Some(Path::new("p.lock"));
@@ -352,14 +358,5 @@ mod tests {
         assert_eq!(named.lasting_command(file), lasting);
         let beside = Some(Path::new("/profiles/p.lock"));
         assert_eq!(named.lasting_command(beside), "rockenv up p --locked");
-    }
-
-    #[test]
-    fn only_a_repeated_command_runs_steps_again() {
-        let line = "rockenv p --jobs 2 --rerun a --clean --offline";
-        let up = Line::try_parse_from(line.split(' ')).unwrap().up;
-        assert_eq!(up.resume_command(), "rockenv up p --jobs 2");
-        let repeated = "rockenv up p --jobs 2 --rerun a --clean --offline";
-        assert_eq!(up.repeat_command(), repeated);
     }
 }
