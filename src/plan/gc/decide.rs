@@ -1,7 +1,7 @@
 //! Owns the order of removals: garbage, oversized caches, old items, and if space is short, the items that free the
 //! most for the least rebuild time.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
@@ -366,16 +366,13 @@ struct Candidates {
     sums: Vec<(u64, u64)>,
     /// Rank of each unit by age, oldest first.
     age: Vec<usize>,
-    /// The best unit is on top. An entry is stale if its figures differ from `sums`.
-    queue: BinaryHeap<Candidate>,
+    /// The best unit is on top, the oldest of those with the same worth. An entry is stale if its figures differ from
+    /// `sums`.
+    queue: BinaryHeap<(Worth, Reverse<usize>, usize, (u64, u64))>,
 }
 
-struct Candidate {
-    bytes: u64,
-    rebuild_ms: u64,
-    age: usize,
-    at: usize,
-}
+/// Bytes for a millisecond of rebuild time, with 64 binary places.
+type Worth = u128;
 
 impl Candidates {
     fn of(decider: &Decider) -> Self {
@@ -410,20 +407,17 @@ impl Candidates {
     fn enter(&mut self, at: usize) {
         let (bytes, rebuild_ms) = self.sums[at];
         if bytes > 0 {
-            self.queue.push(Candidate {
-                bytes,
-                rebuild_ms,
-                age: self.age[at],
-                at,
-            });
+            let worth = (Worth::from(bytes) << 64) / Worth::from(rebuild_ms.max(1));
+            let age = Reverse(self.age[at]);
+            self.queue.push((worth, age, at, self.sums[at]));
         }
     }
 
     /// Returns the best remaining unit and the bytes that it frees. Each unit is returned once for the same figures.
     fn best(&mut self, gone: &[bool]) -> Option<(usize, u64)> {
-        while let Some(best) = self.queue.pop() {
-            if !gone[best.at] && self.sums[best.at] == (best.bytes, best.rebuild_ms) {
-                return Some((best.at, best.bytes));
+        while let Some((_, _, best, sums)) = self.queue.pop() {
+            if !gone[best] && self.sums[best] == sums {
+                return Some((best, sums.0));
             }
         }
         None
@@ -443,30 +437,6 @@ impl Candidates {
         }
     }
 }
-
-impl Ord for Candidate {
-    /// Compares bytes per second without dividing. Among equals, the oldest is the best.
-    fn cmp(&self, other: &Self) -> Ordering {
-        let worth = |a: &Self, b: &Self| u128::from(a.bytes) * u128::from(b.rebuild_ms);
-        worth(self, other)
-            .cmp(&worth(other, self))
-            .then_with(|| Reverse(self.age).cmp(&Reverse(other.age)))
-    }
-}
-
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Candidate {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Candidate {}
 
 /// Formats a time in whole days, or exactly if it is shorter than one.
 fn days(time: Duration) -> String {
