@@ -124,8 +124,8 @@ pub(crate) fn draft(dirs: &[Directory], name_or_path: &str) -> Result<ProfileDra
         false => named(dirs, name_or_path)?,
     };
     let name = stem(&found)?;
-    let (sources, unreadable) = chain(dirs, found)?;
-    Ok(assemble(name, sources, unreadable))
+    let (sources, broken) = chain(dirs, found)?;
+    Ok(assemble(name, sources, broken))
 }
 
 /// Checks a profile's text without reading anything that it extends.
@@ -134,8 +134,7 @@ pub(crate) fn from_text(name: &str, text: &str) -> Result<Profile> {
     let origin = Origin::File(PathBuf::from(format!("/p/{name}.toml")));
     let mut sources = Sources::default();
     sources.push(origin, text.to_owned());
-    let (_, problems) = read_last(&sources);
-    assemble(name.to_owned(), sources, problems).finished()
+    assemble(name.to_owned(), sources, None).finished()
 }
 
 /// Returns whether the argument means a file: names contain neither a slash nor `.toml`.
@@ -293,24 +292,22 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     Ok((found.real, text.replace("\r\n", "\n")))
 }
 
-/// Reads a profile and the profiles it extends, up to a file that cannot be read, which the problems name.
-fn chain(dirs: &[Directory], first: Origin) -> Result<(Sources, Vec<Problem>)> {
+/// Reads a profile and the profiles it extends, as far as they are TOML and can be found. Returns the problem with the
+/// last `extends`, if any.
+fn chain(dirs: &[Directory], first: Origin) -> Result<(Sources, Option<Problem>)> {
     let mut sources = Sources::default();
-    let mut problems = Vec::new();
-    let mut next = Some(first);
-    while let Some(origin) = next.take() {
-        let (origin, text) = open(dirs, origin)?;
+    let mut next = first;
+    loop {
+        let (origin, text) = open(dirs, next)?;
         sources.push(origin, text);
-        let (extends, not_toml) = read_last(&sources);
-        problems.extend(not_toml);
-        if let Some(extends) = extends {
-            match parent(dirs, &sources, &extends) {
-                Ok(origin) => next = Some(origin),
-                Err(problem) => problems.push(*problem),
-            }
+        let Some(extends) = sources.last().and_then(|last| extends(last)) else {
+            return Ok((sources, None));
+        };
+        match parent(dirs, &sources, &extends) {
+            Ok(origin) => next = origin,
+            Err(problem) => return Ok((sources, Some(*problem))),
         }
     }
-    Ok((sources, problems))
 }
 
 /// Reads a file and gives it a path that does not depend on the working directory.
@@ -388,30 +385,16 @@ fn parent(
     Ok(found)
 }
 
-/// Returns the profile that the last of `sources` extends, or the reason why it is not TOML.
-fn read_last(sources: &Sources) -> (Option<At<String>>, Vec<Problem>) {
-    let Some(source) = sources.last() else {
-        return (None, Vec::new());
-    };
+fn extends(source: &SourceFile) -> Option<At<String>> {
     let (table, errors) = merge::parse(source);
-    if errors.is_empty() {
-        return (merge::text_at(table.get_ref(), "extends"), Vec::new());
-    }
-    let not_toml = errors
-        .iter()
-        .map(|error| Problem::not_toml(error, source.start));
-    (None, not_toml.collect())
+    merge::text_at(table.get_ref(), "extends").filter(|_| errors.is_empty())
 }
 
-/// Interprets the files; `unreadable` are the problems that ended their chain.
-fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> ProfileDraft {
-    let (mut structure, mut found) = (Vec::new(), Vec::new());
-    let merged = merge::merge(&sources, &mut structure, &mut found);
-    let unread = match (unreadable.is_empty(), structure.is_empty()) {
-        (false, _) => Some(UnreadPart::File),
-        (true, false) => Some(UnreadPart::Part),
-        (true, true) => None,
-    };
+/// Interprets the files; `broken` is the problem that ended their chain.
+fn assemble(name: String, sources: Sources, broken: Option<Problem>) -> ProfileDraft {
+    let broken = broken.map(|problem| (UnreadPart::File, problem));
+    let (mut unread, mut found) = (Vec::from_iter(broken), Vec::new());
+    let merged = merge::merge(&sources, &mut unread, &mut found);
     let mut has_steps = false;
     let profile = match File::deserialize(toml::de::Deserializer::from(merged)) {
         Ok(file) => {
@@ -426,13 +409,14 @@ fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> Profile
             None
         }
     };
+    let (parts, problems): (Vec<_>, _) = unread.into_iter().unzip();
     let mut draft = ProfileDraft {
         name,
         sources,
         profile,
         has_steps,
-        problems: [unreadable, structure].concat(),
-        unread,
+        problems,
+        unread: parts.into_iter().max(),
     };
     draft.add(found);
     draft

@@ -67,10 +67,10 @@ fn shift_value(value: Spanned<DeValue<'_>>, by: usize) -> Spanned<DeValue<'_>> {
     Spanned::new(place, value)
 }
 
-/// Returns the merged content of the files as far as their structure is valid. Structural problems go to `structure`.
+/// Returns the merged content of the files as far as their structure is valid. What is not goes to `unread`.
 pub(crate) fn merge<'t>(
     sources: &'t Sources,
-    structure: &mut Vec<Problem>,
+    unread: &mut Vec<(UnreadPart, Problem)>,
     problems: &mut Vec<Problem>,
 ) -> Spanned<DeTable<'t>> {
     let mut merge = Merge {
@@ -85,9 +85,12 @@ pub(crate) fn merge<'t>(
     for source in sources.iter().rev() {
         let (mut table, errors) = parse(source);
         if errors.is_empty() {
-            structure.extend(structure::check(source.start, &mut table));
+            let structure = structure::check(source.start, &mut table).into_iter();
+            unread.extend(structure.map(|problem| (UnreadPart::Part, problem)));
             merge.file(table.into_inner());
         }
+        let not_toml = |error| (UnreadPart::File, Problem::not_toml(error, source.start));
+        unread.extend(errors.iter().map(not_toml));
         merge.extending = true;
     }
     let mut table = merge.table;
