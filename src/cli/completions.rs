@@ -312,7 +312,7 @@ fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<String>> {
     let names = profile::names(&config.profile_dirs)?;
     let names = || names.iter().map(String::as_str);
     for word in words.iter().skip(3).filter(|word| !word.starts_with('-')) {
-        if let Ok(request) = profile_or_target(word, &[], None, names()) {
+        if let Ok(request) = profile_or_target(word, &[], names()) {
             let found = profile::load(&config.profile_dirs, &request.profile)?;
             let steps = found.steps.into_iter();
             return Ok(steps.map(|step| String::from(step.name)).collect());

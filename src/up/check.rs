@@ -48,7 +48,7 @@ impl ProfileCheck {
         let targets = targets.collect::<Result<Vec<_>>>()?;
         let names = profile::names(&cx.config.profile_dirs)?;
         let names = names.iter().map(String::as_str);
-        let request = resolve::profile_or_target(what, &targets, None, names);
+        let request = resolve::profile_or_target(what, &targets, names);
         let request = request.map_err(|error| match error.kind() {
             Kind::NotFound => profile::suggest_file(what, error),
             _ => error,

@@ -93,7 +93,7 @@ impl Selection {
             None => unnamed(request, targets, &machine)?,
         };
         let profiles = names.iter().map(String::as_str);
-        let named = resolve::profile_or_target(what, &targets, request.name, profiles)
+        let named = resolve::profile_or_target(what, &targets, profiles)
             .map_err(|error| perhaps_env(cx, what, &names, error))?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
@@ -114,11 +114,11 @@ impl Selection {
         // The note is irrelevant if no step uses a GPU.
         let note = note.filter(|_| profile.steps.iter().any(|step| step.gpu));
         let name = resolve::env_name(
-            named.env_name.as_deref(),
+            request.name,
             named.stem.as_deref(),
             &profile.name,
             &named.targets,
-            &resolve::choices(&profile, variant, from, &params),
+            &chosen.in_name(),
         )?;
         let store = Store::open_existing(&cx.config.home).ok().flatten();
         let past = store.map_or_else(Vec::new, |store| store.past(&profile.name));
@@ -133,7 +133,7 @@ impl Selection {
         // A lock file may name another env.
         let choice = engine(cx, request, &host, (!request.locked).then_some(&name))?;
         let inputs = Inputs {
-            env_name: named.env_name,
+            env_name: request.name.map(str::to_owned),
             stem: named.stem,
             targets: named.targets,
             machine_targets: machine_targets(cx)?,

@@ -34,7 +34,7 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
     }
     let names = profile::names(&cx.config.profile_dirs)?;
     let names = names.iter().map(String::as_str);
-    let request = resolve::profile_or_target(&args.what, &[], None, names)?;
+    let request = resolve::profile_or_target(&args.what, &[], names)?;
     let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
     if cx.json {
         let files = profile.files();

@@ -9,24 +9,6 @@ use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 use crate::sys::suggest;
 
-/// Returns the requested choices that are not the profile's defaults, as parts of the env's name.
-pub(crate) fn choices(
-    profile: &Profile,
-    variant: Option<&str>,
-    from: Option<&str>,
-    params: &BTreeMap<String, String>,
-) -> Vec<String> {
-    let variant = variant.filter(|variant| Some(*variant) != profile.variant.as_deref());
-    let release = profile.release_param.as_ref();
-    let release = release.and_then(|param| params.get_key_value(param));
-    let release = release.filter(|(param, given)| profile.params.get(*param) != Some(given));
-    let release = release.map(|(_, given)| given.clone());
-    let from = from.filter(|from| *from != FROM_SOURCE);
-    let from = from.map(|from| format!("from-{from}"));
-    let parts = [variant.map(str::to_owned), release, from];
-    parts.into_iter().flatten().collect()
-}
-
 /// The variant, release and starting point in effect: requested, or the defaults.
 #[derive(Debug)]
 pub(crate) struct Chosen<'a> {
@@ -94,6 +76,24 @@ impl<'a> Chosen<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the requested choices that are not the profile's defaults, as parts of the env's name.
+    pub(crate) fn in_name(&self) -> Vec<String> {
+        let Profile {
+            variant,
+            release_param,
+            params,
+            ..
+        } = self.profile;
+        let variant = self.variant.filter(|own| Some(*own) != variant.as_deref());
+        let release = release_param.as_ref().and_then(|param| {
+            let asked = self.asked.get(param);
+            asked.filter(|asked| params.get(param) != Some(asked))
+        });
+        let from = (self.from != FROM_SOURCE).then(|| format!("from-{}", self.from));
+        let parts = [variant.map(str::to_owned), release.cloned(), from];
+        parts.into_iter().flatten().collect()
     }
 
     /// Returns the settings of the release, the variant and the starting point; later ones win.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use super::choices_in_effect::{Chosen, choices};
+use super::choices_in_effect::Chosen;
 use super::hooks::HookFacts;
 use super::key::StepKey;
 use super::{BuildUser, Engine, env_name};
@@ -92,14 +92,9 @@ impl Inputs {
 
     /// Returns the name of the env.
     pub(crate) fn name_of_env(&self, profile: &Profile) -> Result<EnvName> {
-        let (variant, from) = (self.variant.as_deref(), self.from.as_deref());
-        env_name(
-            self.env_name.as_deref(),
-            self.stem.as_deref(),
-            &profile.name,
-            &self.targets,
-            &choices(profile, variant, from, &self.params),
-        )
+        let (name, stem) = (self.env_name.as_deref(), self.stem.as_deref());
+        let choices = self.chosen(profile)?.in_name();
+        env_name(name, stem, &profile.name, &self.targets, &choices)
     }
 
     /// Returns the targets to build for, as the checkout declares them.

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 pub(crate) use crate::plan::resolve::inputs::{BaseImage, Inputs};
 pub(crate) use crate::plan::resolve::spec::{draft, resolve, volumes};
-pub(crate) use choices_in_effect::{Chosen, by_version, choices, version};
+pub(crate) use choices_in_effect::{Chosen, by_version, version};
 pub(crate) use hooks::HookFacts;
 pub(crate) use key::StepKey;
 pub(crate) use key_differences::{changed, differing};

@@ -16,23 +16,20 @@ pub(crate) struct Request {
     pub profile: String,
     /// Targets that replace the profile's, in the order of the table.
     pub targets: Vec<Target>,
-    pub env_name: Option<String>,
     /// Name of the env instead of the profile and its targets.
     pub stem: Option<String>,
 }
 
-/// Interprets `up ARGUMENT --target T... --name N`; `profiles` are the names of existing profiles.
+/// Interprets `up ARGUMENT --target T...`; `profiles` are the names of existing profiles.
 pub(crate) fn profile_or_target<'a>(
     argument: &str,
     targets: &[Target],
-    name: Option<&str>,
     profiles: impl IntoIterator<Item = &'a str>,
 ) -> Result<Request> {
     let profiles: Vec<&str> = profiles.into_iter().collect();
     let mut request = Request {
         profile: argument.to_owned(),
         targets: targets.to_vec(),
-        env_name: name.map(str::to_owned),
         stem: None,
     };
     request.targets.sort_unstable();
@@ -56,7 +53,6 @@ pub(crate) fn profile_or_target<'a>(
             profile: DEFAULT_PROFILE.to_owned(),
             targets: vec![target],
             stem: Some(target.name().to_owned()),
-            ..request
         }),
         Ok(target) => {
             let others = flags(request.targets.iter().filter(|other| **other != target));
@@ -137,34 +133,36 @@ mod tests {
 
     const PROFILES: [&str; 3] = ["hip-smoke", "therock", "gfx900"];
 
-    /// Returns the profile, the targets and the env's name, `-` for none.
-    fn ask(argument: &str, flags: &[&str], name: Option<&str>) -> Result<String> {
-        let request = profile_or_target(argument, &targets(flags), name, PROFILES)?;
-        let env = request.env_name.or(request.stem);
-        let env = env.as_deref().unwrap_or("-");
-        Ok(format!("{} {:?} {env}", request.profile, request.targets))
+    /// Returns the profile, the targets and the start of the env's name, `-` for none.
+    fn ask(argument: &str, flags: &[&str]) -> Result<String> {
+        let Request {
+            profile,
+            targets,
+            stem,
+        } = profile_or_target(argument, &targets(flags), PROFILES)?;
+        let stem = stem.as_deref().unwrap_or("-");
+        Ok(format!("{profile} {targets:?} {stem}"))
     }
 
     #[test]
     fn arguments() {
         let many = ["gfx1103", "gfx90a", "gfx1103"];
-        for (argument, flags, name, want) in [
-            ("./p.toml", &[][..], None, "./p.toml [] -"),
-            ("p.toml", &[], None, "p.toml [] -"),
-            ("dir/p", &[], None, "dir/p [] -"),
-            ("hip-smoke", &[], None, "hip-smoke [] -"),
-            ("therock", &many, Some("x"), "therock [gfx90a, gfx1103] x"),
-            ("gfx1103", &[], None, "therock [gfx1103] gfx1103"),
-            ("gfx1103", &[], Some("mine"), "therock [gfx1103] mine"),
+        for (argument, flags, want) in [
+            ("./p.toml", &[][..], "./p.toml [] -"),
+            ("p.toml", &[], "p.toml [] -"),
+            ("dir/p", &[], "dir/p [] -"),
+            ("hip-smoke", &[], "hip-smoke [] -"),
+            ("therock", &many, "therock [gfx90a, gfx1103] -"),
+            ("gfx1103", &[], "therock [gfx1103] gfx1103"),
             // A profile of that name comes first.
-            ("gfx900", &[], None, "gfx900 [] -"),
-            ("gfx900", &["gfx900"], None, "gfx900 [gfx900] gfx900"),
-            ("vega 64", &[], None, "gfx900 [] -"),
-            ("gfx1103", &["gfx1103"], None, "therock [gfx1103] gfx1103"),
-            ("780m", &[], None, "therock [gfx1103] gfx1103"),
-            ("RX 7900 XTX", &[], Some("x"), "therock [gfx1100] x"),
+            ("gfx900", &[], "gfx900 [] -"),
+            ("gfx900", &["gfx900"], "gfx900 [gfx900] gfx900"),
+            ("vega 64", &[], "gfx900 [] -"),
+            ("gfx1103", &["gfx1103"], "therock [gfx1103] gfx1103"),
+            ("780m", &[], "therock [gfx1103] gfx1103"),
+            ("RX 7900 XTX", &[], "therock [gfx1100] gfx1100"),
         ] {
-            assert_eq!(ask(argument, flags, name).unwrap(), want, "{argument}");
+            assert_eq!(ask(argument, flags).unwrap(), want, "{argument}");
         }
     }
 
@@ -177,14 +175,14 @@ mod tests {
             ("nonsense", all),
             ("a\0\u{1b}", all),
         ] {
-            let error = ask(argument, &[], None).unwrap_err();
+            let error = ask(argument, &[]).unwrap_err();
             let found = (error.kind(), error.help_text());
             assert_eq!(found, (Kind::NotFound, Some(help)), "{argument:?}");
         }
-        let error = ask("gfx110X-all", &[], None).unwrap_err();
+        let error = ask("gfx110X-all", &[]).unwrap_err();
         assert_has!(error.help_text().unwrap(), "is a family");
         for own in ["gfx1103", "gfx900"] {
-            let error = ask(own, &[own, "gfx1100"], None).unwrap_err();
+            let error = ask(own, &[own, "gfx1100"]).unwrap_err();
             let help = format!("rockenv up therock --target {own} --target gfx1100");
             let found = (error.kind(), error.help_text());
             assert_eq!(found, (Kind::Usage, Some(help.as_str())), "{own}");
