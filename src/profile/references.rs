@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::diagnostics::{Problem, Sources, UnreadPart};
 use super::structure::shorten;
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::name::is_short_name;
 use crate::sys::span::Place;
 use crate::sys::suggest;
@@ -271,27 +271,23 @@ impl Scope {
         if let Some(value) = self.params.get(name) {
             return Ok(value.clone());
         }
-        let names = |targets: &[Target], between: &str| {
-            let names: Vec<&str> = targets.iter().map(Target::name).collect();
-            names.join(between)
-        };
         match (self.targets.as_slice(), name) {
             (own, "machine.targets") if !(own.is_empty() && self.machine.is_empty()) => {
                 let mut all = [own, &self.machine].concat();
                 all.sort_unstable();
                 all.dedup();
-                Ok(names(&all, ";"))
+                Ok(target::joined(&all, ";"))
             }
             ([], _) => {
                 let message = format!("`${{{name}}}` needs a target, but there is none");
                 let help = "name one: `--target gfx1103`, or `targets` in the profile";
                 Err(Fault::new(name, message, help))
             }
-            (own, "targets") => Ok(names(own, ";")),
+            (own, "targets") => Ok(target::joined(own, ";")),
             ([one], "target.override") => Ok(one.override_version()),
             ([one], _) => Ok(one.name().to_owned()),
             (own, _) => {
-                let all = names(own, ", ");
+                let all = target::joined(own, ", ");
                 let message = format!("`${{{name}}}` stands for one target, but there are {all}");
                 let help = "`${targets}` is all of them, separated by `;`";
                 Err(Fault::new(name, message, help))

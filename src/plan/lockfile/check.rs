@@ -9,7 +9,7 @@ use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{self, Spec, Step, VolumeKind, VolumeSource};
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::address::{shown_value, without_login};
 use crate::sys::error::Error;
@@ -78,9 +78,9 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
             });
         }
     };
-    let targets: Vec<&str> = now.targets.iter().map(Target::name).collect();
+    let targets = target::joined(now.targets, " ");
     differs("the profile", &lock.profile, now.profile);
-    differs("the target", &lock.targets.join(" "), &targets.join(" "));
+    differs("the target", &lock.targets.join(" "), &targets);
     differs(
         "the variant",
         lock.variant.as_deref().unwrap_or_default(),

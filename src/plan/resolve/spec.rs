@@ -18,7 +18,7 @@ use crate::profile::hook::not_for;
 use crate::profile::references::Scope;
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, Problem, Profile, When, copy_key, host_path, joined};
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 
@@ -141,16 +141,14 @@ impl<'a> Resolver<'a> {
         problems: &'a mut Vec<Problem>,
     ) -> Result<Self> {
         let chosen = inputs.chosen(profile)?;
+        let machine = inputs.machine_targets.iter();
+        let machine = machine.map(|target| inputs.as_declared(*target));
         Ok(Self {
             profile,
             inputs,
             scope: Scope {
                 targets: inputs.targets_of(profile),
-                machine: inputs
-                    .machine_targets
-                    .iter()
-                    .map(|target| inputs.as_declared(*target))
-                    .collect(),
+                machine: machine.collect(),
                 params: chosen.params.clone(),
             },
             chosen,
@@ -170,12 +168,8 @@ impl<'a> Resolver<'a> {
     }
 
     fn volumes(&mut self) -> Vec<Volume> {
-        let profile = self.profile;
-        let mut volumes: Vec<Volume> = profile
-            .volumes
-            .iter()
-            .filter_map(|volume| self.volume(volume))
-            .collect();
+        let volumes = self.profile.volumes.iter();
+        let mut volumes: Vec<_> = volumes.filter_map(|volume| self.volume(volume)).collect();
         // By components: a directory before mounts inside it, however the profile lists them.
         volumes.sort_by(|a, b| Path::new(&a.target).cmp(Path::new(&b.target)));
         volumes
@@ -271,8 +265,7 @@ impl<'a> Resolver<'a> {
         for misfit in component_targets::incompatibilities(&components, targets, &excluded) {
             let component = misfit.component;
             let name = &component.name;
-            let missing: Vec<_> = misfit.missing.iter().map(Target::name).collect();
-            let missing = missing.join(", ");
+            let missing = target::joined(&misfit.missing, ", ");
             let message = match misfit.linked_by {
                 Some(user) => {
                     format!("`{name}` is not built for {missing}, and `{user}`, which links it, is")
@@ -281,11 +274,8 @@ impl<'a> Resolver<'a> {
                     "`{name}` would be built for no target: TheRock excludes it for {missing}"
                 ),
             };
-            let issues: String = misfit
-                .issues
-                .iter()
-                .map(|issue| format!("{issue}\n"))
-                .collect();
+            let issues = misfit.issues.iter();
+            let issues: String = issues.map(|issue| format!("{issue}\n")).collect();
             let without = component.when.variant.iter().flat_map(|with| {
                 let all = profile.variants.keys();
                 all.filter(|variant| !with.iter().any(|name| name.value == **variant))
@@ -384,11 +374,8 @@ impl<'a> Resolver<'a> {
             Action::Packages(_) => volume.kind == VolumeKind::Cache,
             Action::Run { .. } | Action::Copy(_) | Action::Export(_) => true,
         };
-        let visible = volumes
-            .iter()
-            .filter(visible)
-            .map(|volume| volume.name.clone())
-            .collect();
+        let visible = volumes.iter().filter(visible);
+        let visible = visible.map(|volume| volume.name.clone()).collect();
         Ok(Some(Step {
             name: step.name.clone(),
             key: StepKey::base(&self.inputs.image),
@@ -428,10 +415,8 @@ impl<'a> Resolver<'a> {
             profile::Action::Copy(items) => {
                 let mut copies = Vec::new();
                 for item in items {
-                    let digest = self
-                        .inputs
-                        .file_digests
-                        .get(&copy_key(&step.name, &item.from));
+                    let key = copy_key(&step.name, &item.from);
+                    let digest = self.inputs.file_digests.get(&key);
                     let missing = || unexpected!("no digest of `{}`", item.from.value);
                     let digest = digest.ok_or_else(missing)?.clone();
                     if let Some(to) = self.text(&item.to, |to| copy_destination(to, volumes)) {

@@ -2,7 +2,7 @@
 //! the profile's additional nodes exist.
 
 use super::{Extras, Gpu, Grant, Machine};
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::error::Result;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +54,7 @@ impl Machine {
             )),
             _ => Ok(Choice::Without { why }),
         };
+        let wanted = target::joined(targets, " or ");
         let (gpu, note) = match selector {
             Selector::None => return without("`--gpu none` is set".to_owned()),
             Selector::Named(name) => {
@@ -64,7 +65,7 @@ impl Machine {
                     );
                 }
                 let note = (!fits(gpu, targets))
-                    .then(|| format!("GPU {gpu} does not run code for {}", list(targets)));
+                    .then(|| format!("GPU {gpu} does not run code for {wanted}"));
                 (gpu, note)
             }
             Selector::Auto | Selector::Required => {
@@ -73,11 +74,8 @@ impl Machine {
                 }
                 let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
                 let Some(gpu) = fitting.next() else {
-                    let here = format!(
-                        "this machine has {}, not {}",
-                        self.isas().join(", "),
-                        list(targets)
-                    );
+                    let isas = self.isas().join(", ");
+                    let here = format!("this machine has {isas}, not {wanted}");
                     // The wanted GPU may be another one.
                     return without(match self.skipped() {
                         Some(skipped) => format!("{here}; {skipped}"),
@@ -158,9 +156,4 @@ fn choices<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
 
 fn fits(gpu: &Gpu, targets: &[Target]) -> bool {
     targets.is_empty() || targets.iter().any(|target| target.name() == gpu.isa)
-}
-
-fn list(targets: &[Target]) -> String {
-    let names: Vec<&str> = targets.iter().map(Target::name).collect();
-    names.join(" or ")
 }

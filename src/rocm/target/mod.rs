@@ -133,11 +133,8 @@ impl Target {
 
     pub(crate) fn advice(name: &str) -> String {
         if let Some(members) = family(name) {
-            let members: Vec<_> = members.iter().map(Self::name).collect();
-            return format!(
-                "`{name}` is a family; name one or more of its targets: {}",
-                members.join(", ")
-            );
+            let members = joined(&members, ", ");
+            return format!("`{name}` is a family; name one or more of its targets: {members}");
         }
         // Tools print an ISA with its features: `gfx90a:sramecc+:xnack-`.
         let isa = name.split(':').next().unwrap_or(name);
@@ -205,11 +202,16 @@ pub(crate) fn families() -> impl Iterator<Item = &'static str> {
     names.collect::<BTreeSet<_>>().into_iter()
 }
 
-pub(crate) fn shown(targets: &[Target]) -> String {
+/// Returns the names of targets, with a text between them.
+pub(crate) fn joined(targets: &[Target], between: &str) -> String {
     let names: Vec<&str> = targets.iter().map(Target::name).collect();
-    match names.is_empty() {
+    names.join(between)
+}
+
+pub(crate) fn shown(targets: &[Target]) -> String {
+    match targets.is_empty() {
         true => "no target".to_owned(),
-        false => names.join(", "),
+        false => joined(targets, ", "),
     }
 }
 
@@ -257,12 +259,6 @@ impl PartialOrd for Target {
     }
 }
 
-impl std::hash::Hash for Target {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.name().hash(state);
-    }
-}
-
 impl TryFrom<String> for Target {
     type Error = Error;
 
@@ -306,11 +302,8 @@ mod tests {
     #[test]
     fn unknown_names_get_advice() {
         let help = |name: &str| {
-            Target::parse(name)
-                .unwrap_err()
-                .help_text()
-                .unwrap()
-                .to_owned()
+            let error = Target::parse(name).unwrap_err();
+            error.help_text().unwrap().to_owned()
         };
         assert_has!(help("gfx1013"), "`gfx1");
         assert!(help("GFX1103").contains("`gfx1103`"));

@@ -24,10 +24,9 @@ const BRANDS: [&str; 8] = [
 
 /// Returns the products with a target, best known first.
 pub(super) fn of(target: Target) -> &'static [&'static str] {
-    PRODUCTS
-        .iter()
-        .find(|(name, _)| *name == target.name())
-        .map_or(&[], |(_, products)| products)
+    let mut rows = PRODUCTS.iter();
+    let row = rows.find(|(name, _)| *name == target.name());
+    row.map_or(&[], |(_, products)| products)
 }
 
 /// Returns the targets of a product, each with the product's full name. `780m` or `AMD Radeon RX 7900 XTX` has one, a
@@ -60,11 +59,10 @@ pub(super) fn only(text: &str) -> Result<Option<Target>> {
         [(target, _)] => Ok(Some(target)),
         ref several => {
             let shown = text.escape_debug();
-            let list: Vec<_> = several
-                .iter()
-                .map(|(target, product)| format!("{target} ({product})"))
-                .collect();
-            let message = format!("`{shown}` fits several targets: {}", list.join(", "));
+            let list = several.iter();
+            let list = list.map(|(target, product)| format!("{target} ({product})"));
+            let list = list.collect::<Vec<_>>().join(", ");
+            let message = format!("`{shown}` fits several targets: {list}");
             let help = format!("name one of them, such as `{}`", several[0].0);
             Err(usage!("{message}").help(help))
         }
