@@ -35,7 +35,6 @@ pub(crate) struct Gpu {
     pub isa: String,
     /// PCI address, such as `0000:03:00.0`.
     pub pci: String,
-    /// Partition number, if the device is partitioned.
     pub partition: Option<u32>,
     /// Name of the render node, such as `renderD128`.
     pub render: String,
@@ -288,10 +287,8 @@ fn device(root: &Path, path: &str) -> Result<Device> {
 pub(crate) fn all_devices(machine: &Machine) -> Vec<Device> {
     let mut paths = vec![KFD.to_owned()];
     paths.extend(machine.gpus.iter().map(Gpu::render_node));
-    paths
-        .iter()
-        .filter_map(|path| device(&machine.root, path).ok())
-        .collect()
+    let devices = paths.iter().map(|path| device(&machine.root, path));
+    devices.filter_map(Result::ok).collect()
 }
 
 fn below(root: &Path, path: &str) -> PathBuf {

@@ -65,10 +65,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             "this subcommand is for rockenv's own use, inside an env"
         ));
     }
-    let findings: Vec<Finding> = nodes
-        .iter()
-        .map(|(path, number)| examine(path, Some(*number)))
-        .collect();
+    let findings = nodes.into_iter();
+    let findings = findings.map(|(path, number)| examine(path, Some(number)));
+    let findings: Vec<Finding> = findings.collect();
     let mut text = serde_json::to_vec(&findings)
         .map_err(|error| unexpected!("cannot write the findings").source(error))?;
     text.push(b'\n');

@@ -46,27 +46,23 @@ fn taken(machine: &Machine, selector: &str, names: &[&str]) -> String {
     chosen(machine, selector, names).unwrap()
 }
 
-fn shown(machine: &Machine) -> Vec<String> {
-    machine
-        .gpus
-        .iter()
-        .map(|gpu| {
-            format!(
-                "{} {gpu} {:?} {}",
-                gpu.index, gpu.partition, gpu.compute_units
-            )
-        })
-        .collect()
+/// Returns what `--gpu SELECTOR` grants.
+fn granted(machine: &Machine, selector: &str, extras: Extras) -> Grant {
+    match machine.choose(&selector.into(), &[], extras).unwrap() {
+        Choice::Gpu { grant, .. } => *grant,
+        Choice::Without { why } => panic!("{why}"),
+    }
 }
 
 #[test]
 fn a_gpu_in_a_processor() {
     let (_root, machine) = known("780m");
-    assert_eq!(
-        shown(&machine),
-        ["0 0000:c1:00.0 (gfx1103, renderD128) None 12"]
-    );
-    assert_eq!(machine.gpus[0].memory, 4 << 30);
+    let [gpu] = &machine.gpus[..] else {
+        panic!("{:?}", machine.gpus);
+    };
+    assert_eq!(gpu.to_string(), "0000:c1:00.0 (gfx1103, renderD128)");
+    assert_eq!((gpu.index, gpu.partition), (0, None));
+    assert_eq!((gpu.compute_units, gpu.memory), (12, 4 << 30));
     assert_eq!(machine.target(named).unwrap().name(), "gfx1103");
     let pci = ["0000:c1:00.0", "0000:C1:00.0", "c1:00.0"];
     let others = ["auto", "required", "0", "renderD128", "/dev/dri/renderD128"];
@@ -241,10 +237,7 @@ fn a_chosen_gpu_stays_the_same_when_the_nodes_get_other_numbers() {
     for path in ["kfd", "dri/renderD128", "dri/renderD129"] {
         stand_in(root.path(), path);
     }
-    let choice = machine.choose(&"43:00.0".into(), &[], Extras::default());
-    let Choice::Gpu { grant, .. } = choice.unwrap() else {
-        panic!("no GPU");
-    };
+    let grant = granted(&machine, "43:00.0", Extras::default());
     assert_eq!(grant.devices().unwrap()[1].path, "/dev/dri/renderD129");
     // The driver was loaded again.
     let nodes = root.path().join("sys/class/kfd/kfd/topology/nodes");
@@ -272,11 +265,7 @@ fn other_nodes_enter_only_where_the_profile_asks() {
         stand_in(root.path(), path);
     }
     let paths = |extras| {
-        let choice = machine.choose(&Selector::Auto, &[], extras).unwrap();
-        let Choice::Gpu { grant, .. } = choice else {
-            panic!("{choice:?}");
-        };
-        let devices = grant.devices().unwrap();
+        let devices = granted(&machine, "auto", extras).devices().unwrap();
         let null = Path::new("/dev/null");
         for device in &devices {
             let number = (device.major, device.minor);
@@ -308,13 +297,7 @@ fn other_nodes_enter_only_where_the_profile_asks() {
 #[test]
 fn a_node_that_is_gone_or_no_device_is_said_before_the_start() {
     let (root, machine) = known("780m");
-    let devices = || {
-        let choice = machine.choose(&Selector::Auto, &[], Extras::default());
-        match choice.unwrap() {
-            Choice::Gpu { grant, .. } => grant.devices(),
-            Choice::Without { why } => panic!("{why}"),
-        }
-    };
+    let devices = || granted(&machine, "auto", Extras::default()).devices();
     let error = devices().unwrap_err();
     assert!(error.message().ends_with("is not a device node"), "{error}");
     assert_eq!(error.help_text(), Some("rockenv doctor"));
