@@ -167,53 +167,37 @@ impl<'a> Reader<'a> {
         let start = self.at;
         self.at += 1;
         let rest = self.rest();
-        let mut escaped = false;
-        for (index, c) in rest.char_indices() {
-            match c {
-                _ if escaped => escaped = false,
-                '\\' => escaped = true,
-                '"' => {
-                    self.at += index + 1;
-                    return Ok(rest[..index].to_owned());
-                }
-                _ => {}
-            }
-        }
-        Err(self.wrong(start..start + 1, "no quotation mark ends this"))
+        let Some(end) = unescaped(rest, |c| c == '"') else {
+            return Err(self.wrong(start..start + 1, "no quotation mark ends this"));
+        };
+        self.at += end + 1;
+        Ok(rest[..end].to_owned())
     }
 
     fn word(&mut self) -> Result<String> {
         let start = self.at;
         let rest = self.rest();
-        let mut escaped = false;
-        let mut end = rest.len();
-        for (index, c) in rest.char_indices() {
-            match c {
-                _ if escaped => escaped = false,
-                '\\' => escaped = true,
-                // CMake's legacy syntax allows quotation marks inside a word: `-DX="a b"`.
-                '"' => {
-                    self.at = start + index;
-                    self.string()?;
-                    let tail =
-                        self.text[self.at..].find(|c: char| c.is_whitespace() || "()#".contains(c));
-                    end = self.at - start + tail.unwrap_or(self.text.len() - self.at);
-                    break;
-                }
-                '(' | ')' | '#' => {
-                    end = index;
-                    break;
-                }
-                _ if c.is_whitespace() => {
-                    end = index;
-                    break;
-                }
-                _ => {}
-            }
+        let is_end = |c: char| c.is_whitespace() || "()#".contains(c);
+        let end = unescaped(rest, |c| c == '"' || is_end(c));
+        self.at += end.unwrap_or(rest.len());
+        // CMake's legacy syntax allows quotation marks inside a word: `-DX="a b"`.
+        if self.rest().starts_with('"') {
+            self.string()?;
+            self.take(|c| !is_end(c));
         }
-        self.at = start + end;
-        Ok(rest[..end].to_owned())
+        Ok(self.text[start..self.at].to_owned())
     }
+}
+
+/// Returns the position of the first character that `is_it` accepts and no backslash escapes.
+fn unescaped(text: &str, is_it: impl Fn(char) -> bool) -> Option<usize> {
+    let mut escapes = false;
+    let found = text.char_indices().find(|(_, c)| {
+        let is_escaped = escapes;
+        escapes = *c == '\\' && !is_escaped;
+        !is_escaped && !escapes && is_it(*c)
+    });
+    found.map(|(at, _)| at)
 }
 
 /// Returns the number of equals signs of an opening bracket.
@@ -270,13 +254,10 @@ mod tests {
         );
         assert_eq!(words("f(-DX=\"a b\"c)"), ["f", "-DX=\"a b\"c"]);
         let commands = parse("f", "f(a # one\n  # not of b\n  b\n  ${c})").unwrap();
-        let comments: Vec<_> = commands[0]
-            .arguments
-            .iter()
-            .map(|one| one.comment.as_deref())
-            .collect();
-        assert_eq!(comments, [Some("one"), None, None]);
-        assert!(commands[0].arguments[2].variable);
+        let arguments = &commands[0].arguments;
+        let comments = arguments.iter().map(|one| one.comment.as_deref());
+        assert!(comments.eq([Some("one"), None, None]), "{arguments:?}");
+        assert!(arguments[2].variable);
     }
 
     #[test]

@@ -178,12 +178,10 @@ pub(crate) fn drift(checkout: &Checkout) -> Vec<Drift> {
         }
         let known: BTreeSet<&str> = ARTIFACTS.split_whitespace().collect();
         let found: BTreeSet<&str> = topology.artifacts.keys().map(String::as_str).collect();
-        drift.extend(known.difference(&found).map(|name| Drift::NoArtifact {
-            artifact: (*name).to_owned(),
-        }));
-        drift.extend(found.difference(&known).map(|name| Drift::NewArtifact {
-            artifact: (*name).to_owned(),
-        }));
+        let lost = known.difference(&found).map(|name| (*name).to_owned());
+        drift.extend(lost.map(|artifact| Drift::NoArtifact { artifact }));
+        let new = found.difference(&known).map(|name| (*name).to_owned());
+        drift.extend(new.map(|artifact| Drift::NewArtifact { artifact }));
     }
     drift
 }
@@ -261,11 +259,8 @@ mod tests {
     fn topology<'a>(artifacts: impl Iterator<Item = &'a str>) -> super::super::Topology {
         let mut text = "[metadata]\nversion = '2.0'\n[source_sets]\n".to_owned();
         for (name, kind) in STAGES {
-            let kind = match kind {
-                StageKind::Generic => "generic",
-                StageKind::PerArch => "per-arch",
-            };
-            let stage = format!("[build_stages.{name}]\nartifact_groups = []\ntype = '{kind}'\n");
+            let kind = serde_json::to_string(&kind).unwrap();
+            let stage = format!("[build_stages.{name}]\nartifact_groups = []\ntype = {kind}\n");
             text.push_str(&stage);
         }
         text.push_str("[artifact_groups.all]\ntype = 'generic'\n");

@@ -171,13 +171,10 @@ include(therock_custom_amdgpu_targets OPTIONAL)
         let targets = parse("t.cmake", TABLE).unwrap().targets;
         assert_eq!(targets.len(), 2);
         assert_eq!(targets[0].families, ["gfx90a", "dcgpu-all", "gfx90a-dcgpu"]);
-        let excluded: Vec<_> = targets[0]
-            .excluded
-            .iter()
-            .map(|one| (one.project.as_str(), one.issue.as_deref()))
-            .collect();
+        let excluded = targets[0].excluded.iter();
+        let excluded = excluded.map(|one| (one.project.as_str(), one.issue.as_deref()));
         assert_eq!(
-            excluded,
+            excluded.collect::<Vec<_>>(),
             [
                 ("hipSPARSELt", Some("https://example.org/1")),
                 ("rccl", Some("https://example.org/2")),
