@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::patch::Replayed;
-use super::{Edit, FilePatch, Hook, parse_patch};
+use super::{Edit, FilePatch, Hook};
 use crate::sys::error::{Error, Result};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +49,7 @@ pub struct HookChanges {
 pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Result<HookChanges> {
     let mut changes = HookChanges::default();
     for patch in &hook.work.patches {
-        let bytes = patch
-            .bytes
-            .as_ref()
-            .ok_or_else(|| unexpected!("patch `{}` was not fetched", patch.name))?;
-        let files = parse_patch(bytes, patch.strip)
-            .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
+        let files = hook.parts(patch)?;
         let mut outcomes = Vec::new();
         for (path, parts) in by_path(&files) {
             let path = patch.directory.join(path);

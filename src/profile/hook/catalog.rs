@@ -7,12 +7,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Edit, Hook, Patch, Script, Work, file};
 use crate::profile::references::LONGEST;
-use crate::profile::{SHELL, shorten, value};
+use crate::profile::value::{self, Refused};
+use crate::profile::{SHELL, shorten};
 use crate::rocm::target::{self, Target};
 use crate::sys::address::{hide_secrets, without_login};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result, named_path};
-use crate::sys::name::StepName;
 use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog, trusted_files};
 
@@ -33,32 +33,26 @@ pub fn list(directories: &[Directory]) -> Result<Vec<CatalogEntry>> {
 /// Reads the hook of that name, with its patches.
 pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
     let listed = list(directories)?;
-    let found = catalog::named(&listed, "hook", name)?;
-    match &found.path {
-        Some(path) => {
-            let text = read(directories, path)?;
-            let text = String::from_utf8(text)
-                .map_err(|_| invalid!("`{}` is not UTF-8", path.display()))?;
-            let directory = path.parent().unwrap_or(Path::new("."));
-            let beside = |file: &str| read(directories, &directory.join(file));
-            let mut hook = parse(name, &text, &path.display().to_string(), &beside)?;
-            hook.path = Some(path.clone());
-            Ok(hook)
-        }
+    let path = &catalog::named(&listed, "hook", name)?.path;
+    let beside = |file: &str| match path {
+        Some(path) => read(directories, &path.with_file_name(file)),
         None => {
-            let at = format!("{name}/hook.toml");
-            let text = builtin::HOOKS
-                .get_file(&at)
-                .and_then(|file| file.contents_utf8())
-                .ok_or_else(|| unexpected!("a built-in hook is missing"))?;
-            let beside = |file: &str| {
-                let found = builtin::HOOKS.get_file(format!("{name}/{file}"));
-                let found = found.map(|file| file.contents().to_vec());
-                found.ok_or_else(|| not_found!("no file `{file}` beside it"))
-            };
-            parse(name, text, &format!("hooks/{at} (built in)"), &beside)
+            let found = builtin::HOOKS.get_file(format!("{name}/{file}"));
+            let found = found.map(|file| file.contents().to_vec());
+            found.ok_or_else(|| not_found!("no file `{file}` beside it"))
         }
-    }
+    };
+    let shown = match path {
+        Some(path) => path.display().to_string(),
+        None => format!("hooks/{name}/hook.toml (built in)"),
+    };
+    let text = String::from_utf8(beside("hook.toml")?);
+    let text = text.map_err(|_| invalid!("`{shown}` is not UTF-8"))?;
+    let hook = parse(name, &text, &shown, &beside)?;
+    Ok(Hook {
+        path: path.clone(),
+        ..hook
+    })
 }
 
 /// Reads a regular file of limited size; refuses anything else, including a link.
@@ -117,7 +111,7 @@ fn parse(
         shown,
         beside,
     };
-    value::name("hook", name).map_err(|refused| check.error(&(0..0), refused.message))?;
+    check.accepted(&(0..0), value::name("hook", name))?;
     if raw.schema.value != 1 {
         let message = format!(
             "this version of rockenv does not support schema {}",
@@ -125,9 +119,10 @@ fn parse(
         );
         return Err(check.error(&raw.schema.place, message));
     }
-    check.name("volume", &raw.volume)?;
+    check.accepted(&raw.volume.place, value::name("volume", &raw.volume))?;
     let from_step = raw.from_step.as_ref();
-    let from_step = from_step.map(|step| check.step_name(step)).transpose()?;
+    let from_step = from_step.map(|step| check.accepted(&step.place, value::step_name(step)));
+    let from_step = from_step.transpose()?;
     for target in &raw.applies.targets {
         let known = target::family(target).is_some();
         if !known && Target::parse(target).is_err() {
@@ -181,12 +176,8 @@ impl Check<'_> {
         invalid!("{}:{line}: {message}", self.shown).help("rockenv schema hook")
     }
 
-    fn name(&self, what: &str, name: &At<String>) -> Result<()> {
-        value::name(what, name).map_err(|refused| self.error(&name.place, refused.message))
-    }
-
-    fn step_name(&self, name: &At<String>) -> Result<StepName> {
-        value::step_name(name).map_err(|refused| self.error(&name.place, refused.message))
+    fn accepted<T>(&self, place: &Place, checked: std::result::Result<T, Refused>) -> Result<T> {
+        checked.map_err(|refused| self.error(place, refused.message))
     }
 
     fn digits(&self, text: &At<String>, count: usize) -> Result<()> {

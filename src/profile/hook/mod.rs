@@ -125,6 +125,14 @@ impl Hook {
         Ok(hex::encode(Sha256::digest(text)))
     }
 
+    /// Returns the parts of a fetched patch, each for one file.
+    fn parts(&self, patch: &Patch) -> Result<Vec<FilePatch>> {
+        let bytes = patch.bytes.as_ref();
+        let bytes = bytes.ok_or_else(|| unexpected!("patch `{}` was not fetched", patch.name))?;
+        parse_patch(bytes, patch.strip)
+            .map_err(|error| self.refuses(format!("`{}`: {}", patch.name, error.message())))
+    }
+
     /// Returns an error about this hook.
     pub(crate) fn refuses(&self, message: impl std::fmt::Display) -> Error {
         let name = &self.name;

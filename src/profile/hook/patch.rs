@@ -41,19 +41,15 @@ impl FilePatch {
     /// Returns the content with the patch applied.
     pub fn forward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
         let hunks = self.hunks.iter();
-        replay(
-            bytes,
-            hunks.map(|hunk| (hunk.old_start, &hunk.old, &hunk.new)),
-        )
+        let hunks = hunks.map(|hunk| (hunk.old_start, &hunk.old, &hunk.new));
+        replay(bytes, hunks)
     }
 
     /// Returns the content with the patch reverted.
     pub fn backward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
         let hunks = self.hunks.iter();
-        replay(
-            bytes,
-            hunks.map(|hunk| (hunk.new_start, &hunk.new, &hunk.old)),
-        )
+        let hunks = hunks.map(|hunk| (hunk.new_start, &hunk.new, &hunk.old));
+        replay(bytes, hunks)
     }
 }
 
@@ -208,11 +204,8 @@ impl<'a> Parser<'a> {
         self.at += 1;
         let new = self.name(b"+++ ")?;
         self.at += 1;
-        let path = match (&old, &new) {
-            (_, Some(new)) => new.clone(),
-            (Some(old), None) => old.clone(),
-            (None, None) => return Err(self.wrong("a file without a name")),
-        };
+        let path = new.as_ref().or(old.as_ref()).cloned();
+        let path = path.ok_or_else(|| self.wrong("a file without a name"))?;
         let mut hunks = Vec::new();
         while self.line().is_some_and(|line| line.starts_with(b"@@ ")) {
             hunks.push(self.hunk()?);
@@ -222,10 +215,8 @@ impl<'a> Parser<'a> {
         }
         let mut after = self.lines[self.at..].iter();
         let is_context = |line: &[u8]| line.starts_with(b" ") || line.trim_ascii().is_empty();
-        if after
-            .find(|line| !is_context(line))
-            .is_some_and(|line| is_change(line))
-        {
+        let next = after.find(|line| !is_context(line));
+        if next.is_some_and(|line| is_change(line)) {
             return Err(self.wrong("more lines than the hunk declares"));
         }
         Ok(FilePatch {

@@ -64,8 +64,7 @@ pub(crate) fn files(hook: &Hook) -> Result<BTreeSet<std::path::PathBuf>> {
     let edits = hook.work.edits.iter();
     let mut files: BTreeSet<_> = edits.map(|edit| edit.file.clone()).collect();
     for patch in &hook.work.patches {
-        let parts = super::parse_patch(patch.bytes.as_deref().unwrap_or_default(), patch.strip)
-            .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
+        let parts = hook.parts(patch)?;
         files.extend(parts.iter().map(|part| patch.directory.join(&part.path)));
     }
     Ok(files)

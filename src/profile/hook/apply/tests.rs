@@ -37,21 +37,15 @@ fn edit(find: &str, replace: &str, count: usize) -> Edit {
 fn on(hook: &Hook, text: &str) -> Result<Option<String>> {
     let read = |path: &Path| {
         Ok(match path == Path::new("f") {
-            true => FileInSource::File {
-                bytes: text.as_bytes().to_vec(),
-                executable: false,
-            },
+            true => file(text.as_bytes(), false),
             false => FileInSource::Absent,
         })
     };
-    let changes = apply(hook, &read)?;
-    Ok(changes
-        .files
-        .get(Path::new("f"))
-        .map(|change| match change {
-            HookChange::Write { bytes, .. } => String::from_utf8(bytes.clone()).unwrap(),
-            HookChange::Remove => "removed".to_owned(),
-        }))
+    let changes = apply(hook, &read)?.files;
+    Ok(changes.get(Path::new("f")).map(|change| match change {
+        HookChange::Write { bytes, .. } => String::from_utf8(bytes.clone()).unwrap(),
+        HookChange::Remove => "removed".to_owned(),
+    }))
 }
 
 #[test]
