@@ -91,19 +91,22 @@ pub(crate) fn differences(step: &str, locked: &Pins, found: &Pins) -> Vec<String
 mod tests {
     use super::*;
 
-    fn pins(list: &[(&str, &str, &str)]) -> Pins {
-        let pin = |(name, version, digit): &(&str, &str, &str)| {
+    /// Reads names, versions and digits of digests.
+    fn pins(list: &str) -> Pins {
+        let pin = |pin: &str| {
+            let (name, is) = pin.split_once(' ').unwrap();
+            let (version, digit) = is.split_once(' ').unwrap();
             let digest = digit.repeat(64);
-            ((*name).to_owned(), format!("{version} sha256:{digest}"))
+            (name.to_owned(), format!("{version} sha256:{digest}"))
         };
-        list.iter().map(pin).collect()
+        list.split(", ").map(pin).collect()
     }
 
     #[test]
     fn what_was_locked_is_offered_and_what_was_written_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join(NAME);
-        let locked = pins(&[("lit", "18.1", "a"), ("meson", "1.7", "b")]);
+        let locked = pins("lit 18.1 a, meson 1.7 b");
         write(&place, Some(&locked)).unwrap();
         assert_eq!(read(&place, "s").unwrap(), Pins::new());
         fs::copy(place.join(LOCKED), place.join(INSTALLED)).unwrap();
@@ -127,17 +130,9 @@ mod tests {
 
     #[test]
     fn differences_name_the_thing() {
-        let locked = pins(&[
-            ("lit", "18.1", "a"),
-            ("meson", "1.7", "b"),
-            ("six", "1", "c"),
-        ]);
+        let locked = pins("lit 18.1 a, meson 1.7 b, six 1 c");
         assert!(differences("tools", &locked, &locked).is_empty());
-        let found = pins(&[
-            ("lit", "18.2", "a"),
-            ("meson", "1.7", "d"),
-            ("mako", "1", "c"),
-        ]);
+        let found = pins("lit 18.2 a, meson 1.7 d, mako 1 c");
         assert_eq!(
             differences("tools", &locked, &found),
             [

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{CacheFile, Lockfile, steps, sums, values};
+use super::{Lockfile, steps, sums, values};
 use crate::plan::resolve;
 use crate::sys::address::{hide_secrets, shown_value};
 
@@ -67,6 +67,8 @@ impl LockChange {
 const CHOICE: &str = "choice";
 /// Kind of a parameter, whose name tells whether its value is secret.
 const PARAMETER: &str = "parameter";
+/// Kind of a source's repository and revision.
+const PLACE: &str = "source from";
 
 impl fmt::Display for LockChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -105,96 +107,86 @@ pub(crate) fn describe(changes: &[LockChange]) -> Vec<String> {
 
 /// Returns the changes from `a` to `b`, in the order of the file. Ignores facts about a machine.
 pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
+    let pairs = entries(a).into_iter().zip(entries(b));
+    let found = pairs.flat_map(|((kind, old), (_, new))| compare(kind, &old, &new));
+    // Added and removed sources are reported already.
+    let found = found.filter(|change| change.kind != PLACE || change.change == Verb::Changed);
+    found.map(hidden).chain(steps::changes(a, b)).collect()
+}
+
+/// Returns the values of each kind of entry except steps, by name.
+fn entries(lock: &Lockfile) -> [(&'static str, BTreeMap<String, String>); 13] {
     let pairs = |pairs: &[(&str, String)]| {
         let pairs = pairs.iter().filter(|(_, value)| !value.is_empty());
         let pairs = pairs.map(|(name, value)| ((*name).to_owned(), value.clone()));
         pairs.collect::<BTreeMap<_, _>>()
     };
-    let chosen = |lock: &Lockfile| {
-        pairs(&[
-            ("profile", lock.profile.clone()),
-            ("targets", lock.targets.join(" ")),
-            ("machine-targets", lock.machine_targets.join(" ")),
-            ("variant", lock.variant.clone().unwrap_or_default()),
-            ("from", lock.from.clone()),
-            ("build-user", lock.build_user.clone()),
-        ])
-    };
-    let mut found = compare(CHOICE, &chosen(a), &chosen(b));
-    // A changed password is a change, but is not shown.
-    let hidden = |change: LockChange| {
-        let shown = |value: &Option<String>| {
-            let value = value.as_deref()?;
-            Some(match change.kind {
-                PARAMETER => shown_value(&change.name, value),
-                _ => hide_secrets(value),
-            })
-        };
-        LockChange {
-            from: shown(&change.from),
-            to: shown(&change.to),
-            ..change
-        }
-    };
-    let parameters = compare(PARAMETER, &a.params, &b.params);
-    found.extend(parameters.into_iter().map(hidden));
-    let image = |lock: &Lockfile| {
-        pairs(&[
-            ("name", lock.image.name.clone()),
-            ("recipe", lock.image.recipe.clone()),
-            ("digest", lock.image.digest.clone()),
-            ("resolved", lock.image.resolved.clone().unwrap_or_default()),
-            ("snapshot", lock.image.snapshot.clone().unwrap_or_default()),
-        ])
-    };
-    found.extend(compare("image", &image(a), &image(b)));
-    found.extend(compare("image variable", &a.image.env, &b.image.env));
-    found.extend(compare("package", &a.image.packages, &b.image.packages));
-    let sources = |lock: &Lockfile| {
-        values(&lock.source, |source| {
-            let at = source.commit.as_ref().or(source.content.as_ref());
-            at.cloned().unwrap_or_default()
+    let chosen = [
+        ("profile", lock.profile.clone()),
+        ("targets", lock.targets.join(" ")),
+        ("machine-targets", lock.machine_targets.join(" ")),
+        ("variant", lock.variant.clone().unwrap_or_default()),
+        ("from", lock.from.clone()),
+        ("build-user", lock.build_user.clone()),
+    ];
+    let image = [
+        ("name", lock.image.name.clone()),
+        ("recipe", lock.image.recipe.clone()),
+        ("digest", lock.image.digest.clone()),
+        ("resolved", lock.image.resolved.clone().unwrap_or_default()),
+        ("snapshot", lock.image.snapshot.clone().unwrap_or_default()),
+    ];
+    let sources = values(&lock.source, |source| {
+        let at = source.commit.as_ref().or(source.content.as_ref());
+        at.cloned().unwrap_or_default()
+    });
+    let places = values(&lock.source, |source| {
+        let rev = source.rev.as_ref().map(|rev| format!(" {rev}"));
+        let git = source.git.as_deref().unwrap_or("a directory");
+        git.to_owned() + &rev.unwrap_or_default()
+    });
+    let submodules = lock.source.iter();
+    let submodules = submodules.map(|(name, source)| (name, source.submodules.clone()));
+    let files = lock.files.iter().map(|(cache, files)| {
+        let sums = values(files, |file| file.sha256().clone());
+        (cache, sums)
+    });
+    let steps = lock.steps.iter();
+    let pins = steps.clone().map(|step| (&step.name, step.pins.clone()));
+    let prints =
+        steps.filter_map(|step| Some((&step.name, step.prints.as_ref()?.artifacts.clone())));
+    [
+        (CHOICE, pairs(&chosen)),
+        (PARAMETER, lock.params.clone()),
+        ("image", pairs(&image)),
+        ("image variable", lock.image.env.clone()),
+        ("package", lock.image.packages.clone()),
+        ("source", sources),
+        (PLACE, places),
+        ("submodule", flat(submodules)),
+        ("hook", lock.hooks.clone()),
+        ("fetched", sums(&lock.fetched)),
+        ("file", flat(files)),
+        ("installed", flat(pins)),
+        ("fingerprint", flat(prints)),
+    ]
+}
+
+/// Hides secrets: a changed password is a change, but is not shown.
+fn hidden(change: LockChange) -> LockChange {
+    let shown = |value: &Option<String>| {
+        let value = value.as_deref()?;
+        Some(match change.kind {
+            PARAMETER => shown_value(&change.name, value),
+            PLACE => hide_secrets(value),
+            _ => value.to_owned(),
         })
     };
-    found.extend(compare("source", &sources(a), &sources(b)));
-    let places = |lock: &Lockfile| {
-        values(&lock.source, |source| {
-            let rev = source.rev.as_ref().map(|rev| format!(" {rev}"));
-            let git = source.git.as_deref().unwrap_or("a directory");
-            git.to_owned() + &rev.unwrap_or_default()
-        })
-    };
-    let moved = compare("source from", &places(a), &places(b)).into_iter();
-    // Added and removed sources are reported already.
-    let moved = moved.filter(|change| change.change == Verb::Changed);
-    found.extend(moved.map(hidden));
-    let submodules = |lock: &Lockfile| {
-        let sources = lock.source.iter();
-        flat(sources.map(|(name, source)| (name, source.submodules.clone())))
-    };
-    found.extend(compare("submodule", &submodules(a), &submodules(b)));
-    found.extend(compare("hook", &a.hooks, &b.hooks));
-    found.extend(compare("fetched", &sums(&a.fetched), &sums(&b.fetched)));
-    let files = |lock: &Lockfile| {
-        let sums = |files| values(files, |file: &CacheFile| file.sha256().clone());
-        flat(lock.files.iter().map(|(cache, files)| (cache, sums(files))))
-    };
-    found.extend(compare("file", &files(a), &files(b)));
-    let pins = |lock: &Lockfile| {
-        flat(
-            lock.steps
-                .iter()
-                .map(|step| (&step.name, step.pins.clone())),
-        )
-    };
-    found.extend(compare("installed", &pins(a), &pins(b)));
-    let prints = |lock: &Lockfile| {
-        let left = lock.steps.iter();
-        flat(left.filter_map(|step| Some((&step.name, step.prints.as_ref()?.artifacts.clone()))))
-    };
-    found.extend(compare("fingerprint", &prints(a), &prints(b)));
-    found.extend(steps::changes(a, b));
-    found
+    LockChange {
+        from: shown(&change.from),
+        to: shown(&change.to),
+        ..change
+    }
 }
 
 fn flat<Name: fmt::Display>(
@@ -221,6 +213,7 @@ fn compare(
 
 #[cfg(test)]
 mod tests {
+    use super::super::CacheFile;
     use super::super::tests::example;
     use super::*;
 

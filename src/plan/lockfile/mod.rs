@@ -45,7 +45,6 @@ pub struct Lockfile {
     /// Targets of the machine that it was locked on, for generic steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machine_targets: Vec<String>,
-    /// Variant of the profile, if it has any.
     pub variant: Option<String>,
     /// Starting point.
     pub from: String,
@@ -80,10 +79,8 @@ impl Lockfile {
 
     /// Returns a warning if URLs in it contain logins; `file` is its path.
     pub(crate) fn login_warning(&self, file: &Path) -> Option<String> {
-        let git = self
-            .source
-            .values()
-            .filter_map(|source| source.git.as_ref());
+        let git = self.source.values();
+        let git = git.filter_map(|source| source.git.as_ref());
         let fetched = self.fetched.values().filter_map(|file| file.url.as_ref());
         let files = self.files.values().flat_map(BTreeMap::values);
         let all = git.chain(fetched).chain(files.filter_map(CacheFile::url));
@@ -215,7 +212,6 @@ pub struct Fetched {
     pub sha256: String,
 }
 
-/// Returns the digests of fetched files, by name.
 fn sums(files: &BTreeMap<String, Fetched>) -> BTreeMap<String, String> {
     values(files, |file| file.sha256.clone())
 }

@@ -119,78 +119,64 @@ pub(super) fn followers(changes: &[LockChange]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::super::tests::example;
     use super::super::{changes, describe};
     use super::*;
 
-    /// Returns a lock file with these steps. A step's only part is its script, and its key depends on the steps before
-    /// it too.
-    fn with(image: &str, steps: &[(&str, &str)]) -> Lockfile {
+    /// Returns a lock file with these steps, each a name and a digit, its script. The script is a step's only part, and
+    /// its key depends on the steps before it too.
+    fn with(image: &str, steps: &str) -> Lockfile {
         let mut lock = example();
         lock.image.key = image.repeat(64).as_str().into();
         let mut all = image.to_owned();
-        let step = |(name, script): &(&str, &str)| {
+        let step = |step: &str| {
+            let (name, script) = step.split_at(1);
             all = format!("{all} {script}");
+            let parts = [("script", script), ("settings", "0")];
             LockedStep {
-                name: (*name).into(),
+                name: name.into(),
                 key: all.as_str().into(),
-                parts: BTreeMap::from([
-                    ("script".to_owned(), (*script).to_owned()),
-                    ("settings".to_owned(), "0".to_owned()),
-                ]),
+                parts: parts.map(|(name, is)| (name.into(), is.into())).into(),
                 pins: crate::plan::pins::Pins::new(),
                 prints: None,
                 incremental: false,
             }
         };
-        lock.steps = steps.iter().map(step).collect();
+        lock.steps = steps.split(' ').map(step).collect();
         lock
     }
 
-    fn described(a: &Lockfile, b: &Lockfile) -> Vec<String> {
-        describe(&changes(a, b))
+    fn described(a: &Lockfile, b: &Lockfile) -> String {
+        describe(&changes(a, b)).join("; ")
     }
 
     #[test]
     fn what_changed_by_itself_is_told_from_what_follows() {
-        let old = with("1", &[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]);
-        let one = with("1", &[("a", "1"), ("b", "2"), ("c", "1"), ("d", "1")]);
-        assert_eq!(
-            described(&old, &one),
-            ["step b: its script changed", "and the 2 steps after `b`"]
-        );
-        let two = with("1", &[("a", "1"), ("b", "2"), ("c", "2"), ("d", "1")]);
-        assert_eq!(
-            described(&old, &two),
-            [
-                "step b: its script changed",
-                "step c: its script changed",
-                "and the step after `c`: `d`"
-            ]
-        );
-        let apart = with("1", &[("a", "2"), ("b", "1"), ("c", "2"), ("d", "1")]);
-        assert_eq!(described(&old, &apart)[2], "and the 2 steps after these");
-        let image = with("2", &[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]);
-        assert_eq!(
-            described(&old, &image),
-            ["and the 4 steps on image `debian`"]
-        );
+        let old = with("1", "a1 b1 c1 d1");
+        let [a, b, c] = ["a", "b", "c"].map(|step| format!("step {step}: its script changed; "));
+        for (image, steps, said) in [
+            ("1", "a1 b2 c1 d1", b.clone() + "and the 2 steps after `b`"),
+            ("1", "a1 b2 c2 d1", b + &c + "and the step after `c`: `d`"),
+            ("1", "a2 b1 c2 d1", a + &c + "and the 2 steps after these"),
+            (
+                "2",
+                "a1 b1 c1 d1",
+                "and the 4 steps on image `debian`".into(),
+            ),
+        ] {
+            assert_eq!(described(&old, &with(image, steps)), said);
+        }
     }
 
     #[test]
     fn steps_that_came_went_or_moved_are_what_others_follow() {
-        let old = with("1", &[("a", "1"), ("b", "2"), ("c", "3")]);
-        let key = |lock: &Lockfile, name: &str| lock.step(name).unwrap().key[..12].to_owned();
-        let gone = with("1", &[("a", "1"), ("c", "3")]);
+        let (old, gone) = (with("1", "a1 b2 c3"), with("1", "a1 c3"));
+        let key = &old.step("b").unwrap().key[..12];
         for (from, to, verb) in [(&old, &gone, "removed"), (&gone, &old, "added")] {
-            let step = format!("step b {verb}: {}", key(&old, "b"));
-            let rest = "and the step after `b`: `c`".to_owned();
-            assert_eq!(described(from, to), [step, rest]);
+            let said = format!("step b {verb}: {key}; and the step after `b`: `c`");
+            assert_eq!(described(from, to), said);
         }
-        let moved = with("1", &[("b", "2"), ("a", "1"), ("c", "3")]);
-        let changes = changes(&old, &moved);
+        let changes = changes(&old, &with("1", "b2 a1 c3"));
         assert!(
             changes.iter().all(|change| change.follows.is_some()),
             "{changes:?}"
