@@ -27,10 +27,8 @@ impl Entries {
 
     /// Returns the direct entries of a directory, whose name is empty for the top or ends in a slash.
     fn within<'a>(&'a self, directory: &'a str) -> impl Iterator<Item = &'a str> {
-        let below = self
-            .0
-            .iter()
-            .filter_map(move |path| path.strip_prefix(directory));
+        let all = self.0.iter();
+        let below = all.filter_map(move |path| path.strip_prefix(directory));
         below.filter(|path| !path.is_empty() && !path.trim_end_matches('/').contains('/'))
     }
 

@@ -78,12 +78,9 @@ impl Decider {
         }
         order.reverse();
         let remaining: Vec<usize> = above.iter().map(Vec::len).collect();
+        let bare = order.iter().copied().filter(|&at| remaining[at] == 0);
         Self {
-            bare: order
-                .iter()
-                .copied()
-                .filter(|&at| remaining[at] == 0)
-                .collect(),
+            bare: bare.collect(),
             order,
             above,
             gone: vec![false; units.len()],
@@ -296,11 +293,8 @@ impl Decider {
     /// Returns a note on the layers that stay because they arrived recently.
     fn pulled(&self, limits: &Limits) -> Option<String> {
         let pulled = |unit: &&Unit| matches!(unit.what, GcTarget::Pulled { .. });
-        let bytes: Vec<u64> = self
-            .staying()
-            .filter(pulled)
-            .map(|unit| unit.bytes)
-            .collect();
+        let pulled = self.staying().filter(pulled);
+        let bytes: Vec<u64> = pulled.map(|unit| unit.bytes).collect();
         let until = limits.older_than.map_or_else(String::new, |limit| {
             format!(" for {} after they arrived", days(limit))
         });
@@ -368,11 +362,11 @@ struct Candidates {
     age: Vec<usize>,
     /// The best unit is on top, the oldest of those with the same worth. An entry is stale if its figures differ from
     /// `sums`.
-    queue: BinaryHeap<(Worth, Reverse<usize>, usize, (u64, u64))>,
+    queue: BinaryHeap<Candidate>,
 }
 
-/// Bytes for a millisecond of rebuild time, with 64 binary places.
-type Worth = u128;
+/// Bytes for a millisecond of rebuild time with 64 binary places, the age, the unit, and its sums.
+type Candidate = (u128, Reverse<usize>, usize, (u64, u64));
 
 impl Candidates {
     fn of(decider: &Decider) -> Self {
@@ -407,7 +401,7 @@ impl Candidates {
     fn enter(&mut self, at: usize) {
         let (bytes, rebuild_ms) = self.sums[at];
         if bytes > 0 {
-            let worth = (Worth::from(bytes) << 64) / Worth::from(rebuild_ms.max(1));
+            let worth = (u128::from(bytes) << 64) / u128::from(rebuild_ms.max(1));
             let age = Reverse(self.age[at]);
             self.queue.push((worth, age, at, self.sums[at]));
         }

@@ -4,24 +4,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::resolve::seconds;
-use crate::profile::{Amount, shorten, value};
+use crate::profile::value::{self, Refused};
+use crate::profile::{Amount, shorten};
 use crate::sys::error::Result;
 
 /// A named policy.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    ValueEnum,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
@@ -35,7 +28,7 @@ pub enum Preset {
 }
 
 /// The `[gc]` table, exactly as written; missing values are the preset's.
-#[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Table {
     /// Source of the other values: `laptop`, `workstation` or `ci`.
@@ -57,7 +50,7 @@ pub struct Table {
 }
 
 /// Settings of one cache.
-#[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CacheTable {
     /// Size above which the cache is shrunk; overrides profiles.
@@ -142,28 +135,33 @@ impl Policy {
     pub(crate) fn read(table: &Table, preset: Option<Preset>, wrong: &mut Vec<Bad>) -> Self {
         fn good<T>(
             wrong: &mut Vec<Bad>,
+            key: &[&str],
             text: Option<&String>,
-            parse: impl FnOnce(&str) -> std::result::Result<T, Bad>,
+            parse: impl FnOnce(&str) -> std::result::Result<T, Refused>,
         ) -> Option<T> {
-            parse(text?).map_err(|bad| wrong.push(bad)).ok()
+            let refused = |Refused { message: why, .. }| {
+                let key = key.iter().map(|&part| part.to_owned()).collect();
+                wrong.push(Bad { key, why });
+            };
+            parse(text?).map_err(refused).ok()
         }
         let mut policy = preset.or(table.preset).unwrap_or_default().policy();
-        let mut size = |key, text: Option<&String>| good(wrong, text, |text| amount(key, text));
+        let mut size = |key, text: Option<&String>| good(wrong, &[key], text, amount);
         policy.keep_at_most = size("keep-at-most", table.keep_at_most.as_ref());
         policy.keep_at_least =
             size("keep-at-least", table.keep_at_least.as_ref()).unwrap_or(policy.keep_at_least);
         policy.min_free = size("min-free", table.min_free.as_ref()).unwrap_or(policy.min_free);
-        policy.older_than =
-            good(wrong, table.older_than.as_ref(), age).unwrap_or(policy.older_than);
+        policy.older_than = good(wrong, &["older-than"], table.older_than.as_ref(), age)
+            .unwrap_or(policy.older_than);
         policy.keep_last = table.keep_last.unwrap_or(policy.keep_last);
         policy.expunge = table.expunge.unwrap_or(policy.expunge);
         for (name, cache) in &table.cache {
-            let max = good(wrong, cache.max.as_ref(), |text| {
-                value::size(text).map_err(|refused| Bad {
-                    key: vec!["cache".to_owned(), name.clone(), "max".to_owned()],
-                    why: refused.message,
-                })
-            });
+            let max = good(
+                wrong,
+                &["cache", name, "max"],
+                cache.max.as_ref(),
+                value::size,
+            );
             policy.cache_max.extend(max.map(|max| (name.clone(), max)));
         }
         policy
@@ -192,32 +190,24 @@ pub(crate) struct Limits {
     pub keep_last: usize,
 }
 
-fn bad(key: &str, why: impl Into<String>) -> Bad {
-    Bad {
-        key: vec![key.to_owned()],
-        why: why.into(),
+fn amount(text: &str) -> std::result::Result<Amount, Refused> {
+    let Some(number) = text.trim().strip_suffix('%') else {
+        return value::size(text).map(Amount::Bytes);
+    };
+    match number.trim().parse() {
+        Ok(percent) if percent <= 100 => Ok(Amount::Percent(percent)),
+        _ => Err(Refused::new(format!(
+            "`{}` is not a percentage",
+            shorten(text)
+        ))),
     }
 }
 
-fn amount(key: &str, text: &str) -> std::result::Result<Amount, Bad> {
-    if let Some(number) = text.trim().strip_suffix('%') {
-        return match number.trim().parse() {
-            Ok(percent) if percent <= 100 => Ok(Amount::Percent(percent)),
-            _ => Err(bad(key, format!("`{}` is not a percentage", shorten(text)))),
-        };
+fn age(text: &str) -> std::result::Result<Option<Duration>, Refused> {
+    match text {
+        "never" => Ok(None),
+        _ => value::duration(text).map(Some),
     }
-    value::size(text)
-        .map(Amount::Bytes)
-        .map_err(|refused| bad(key, refused.message))
-}
-
-fn age(text: &str) -> std::result::Result<Option<Duration>, Bad> {
-    if text == "never" {
-        return Ok(None);
-    }
-    value::duration(text)
-        .map(Some)
-        .map_err(|refused| bad("older-than", refused.message))
 }
 
 #[cfg(test)]

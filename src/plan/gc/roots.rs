@@ -104,12 +104,12 @@ pub(crate) fn tops(env: &EnvName, record: &Record, keep_last: usize) -> Vec<(Lay
     steps.reverse();
     steps.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created));
     for (at, snapshot) in steps.into_iter().enumerate() {
-        if at == 0 {
-            let why = Why::Newest(name(), snapshot.name.clone());
-            add(&snapshot.layer, why);
-        } else if at < keep_last {
-            add(&snapshot.layer, Why::Last(name(), snapshot.name.clone()));
-        }
+        let why = match at {
+            0 => Why::Newest,
+            _ if at < keep_last => Why::Last,
+            _ => break,
+        };
+        add(&snapshot.layer, why(name(), snapshot.name.clone()));
     }
     tops
 }

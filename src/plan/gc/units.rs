@@ -19,7 +19,6 @@ pub(super) struct Unit {
     pub(super) bytes: u64,
     pub(super) rebuild_ms: u64,
     pub(super) used: Timestamp,
-    /// Why it is garbage, if it is.
     pub(super) garbage: Option<String>,
     /// Its parent, if that is removable too.
     pub(super) below: Option<usize>,
@@ -138,11 +137,8 @@ fn env_units(
             ..Unit::new(what, name, env.failed, env.used)
         });
     }
-    let logs = env
-        .record
-        .steps
-        .iter()
-        .filter_map(|step| step.log.as_deref());
+    let steps = env.record.steps.iter();
+    let logs = steps.filter_map(|step| step.log.as_deref());
     let logs = logs.chain(failed.as_ref().map(|failed| failed.log.as_str()));
     let named: BTreeSet<&str> = logs.filter_map(|log| log.split('/').nth(1)).collect();
     let logs = env.logs.iter();
@@ -198,10 +194,8 @@ fn layers<'a>(
         let layer = &item.layer;
         let recorded = layer.cost.map(|cost| cost.wall_ms);
         let known = layer.key.as_ref().and_then(|key| times.get(key).copied());
-        let (used, names) = users
-            .get(id)
-            .cloned()
-            .unwrap_or((layer.created, Vec::new()));
+        let known_users = users.get(id).cloned();
+        let (used, names) = known_users.unwrap_or((layer.created, Vec::new()));
         // A pulled layer below an env's snapshot still counts as pulled. Otherwise this plan would keep layers for it
         // that the next plan removes.
         let arrived = item.arrived.filter(|_| names.is_empty());
