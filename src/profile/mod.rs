@@ -19,7 +19,7 @@ pub(crate) mod runtime_variable;
 mod structure;
 mod template;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod value;
 
 use std::collections::BTreeMap;

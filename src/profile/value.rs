@@ -397,13 +397,7 @@ mod tests {
 
     #[test]
     fn names() {
-        let longest = "a".repeat(64);
-        let (good, bad) = (
-            format!("a|0|gfx1103|ubuntu-24.04|a..b|{longest}"),
-            format!("{longest}a"),
-        );
-        let bad = format!("|A|.a|-a|a/b|../a|a b|a\0|ä|a\n|${{target}}|{bad}");
-        check(|text| name("step", text), &good, &bad);
+        check(|text| name("step", text), "ubuntu-24.04", "A|a\0|${target}");
         check(variable, "A|_|a_1|ROCM_PATH", "|1A|A=B|A B|A\n|Ä");
         let good = "hipcc|g++|libc6:arm64|rocm=7.0|hipcc/forky";
         check(package, good, "|-y|a b|a\n");

@@ -278,11 +278,17 @@ fn is_part_of_a_profile(text: &str) -> bool {
 #[test]
 fn toml_is_valid() {
     let directory = tempfile::tempdir().unwrap();
-    // The profile reference shows parts of profiles, which the tests of `profile` read.
-    for document in documents()
-        .iter()
-        .filter(|document| document.name != "docs/reference/profile.md")
-    {
+    let directories = [directory.path().to_owned().into()];
+    for document in documents() {
+        let is_reference = document.name == "docs/reference/profile.md";
+        if is_reference {
+            // A later block extends the first one.
+            let blocks = document.blocks();
+            let mut blocks = blocks.iter().filter(|block| block.language == "toml");
+            let file = directory.path().join("mylib.toml");
+            fs_err::write(file, &blocks.next().unwrap().text).unwrap();
+            assert!(blocks.count() > 10);
+        }
         for Block { place, text, .. } in document
             .blocks()
             .iter()
@@ -292,7 +298,7 @@ fn toml_is_valid() {
                 Runners::parse(text)
                     .map(drop)
                     .map_err(|error| error.chain().join("\n"))
-            } else if !text.contains("schema = 1") && is_part_of_a_profile(text) {
+            } else if !text.contains("schema = 1") && (is_reference || is_part_of_a_profile(text)) {
                 let path: PathBuf = directory.path().join("part.toml");
                 let step = match text.contains("[[step]]") {
                     true => "",
@@ -310,7 +316,7 @@ fn toml_is_valid() {
                 let hook = directory.path().join("example");
                 fs_err::create_dir_all(&hook).unwrap();
                 fs_err::write(hook.join("hook.toml"), text).unwrap();
-                hook::load(&[directory.path().to_owned().into()], "example")
+                hook::load(&directories, "example")
                     .map(drop)
                     .map_err(|error| error.chain().join("\n"))
             } else if text.contains("provider = ") {
@@ -320,7 +326,7 @@ fn toml_is_valid() {
             } else {
                 let path: PathBuf = directory.path().join("example.toml");
                 fs_err::write(&path, text).unwrap();
-                match profile::check(&[], path.to_str().unwrap()) {
+                match profile::check(&directories, path.to_str().unwrap()) {
                     Ok((_, advice)) if advice.is_empty() => Ok(()),
                     Ok((_, advice)) => Err(advice.join("\n")),
                     Err(error) => Err(error.chain().join("\n")),

@@ -5,32 +5,22 @@ use super::*;
 const BASE: &str = r#"image = "debian"
 targets = ["gfx1100"]
 hooks = ["one"]
-params.suite = "trixie"
-params.arch = "x"
+params = { suite = "trixie", arch = "x" }
+env = { A = "1", B = "1" }
+step = [
+  { name = "tools", packages = ["cmake"] },
+  { name = "build", timeout = "1h", inputs = ["src"], env = { X = "1", Y = "1" }, run = "make" },
+  { name = "test", run = "make test" },
+]
 [resources]
 disk = "10G"
 memory-max = "90%"
-[env]
-A = "1"
-B = "1"
 [[volume]]
 name = "src"
 kind = "source"
 git = "https://example.org/x"
 rev = "main"
 target = "/src"
-[[step]]
-name = "tools"
-packages = ["cmake"]
-[[step]]
-name = "build"
-timeout = "1h"
-inputs = ["src"]
-env = { X = "1", Y = "1" }
-run = "make"
-[[step]]
-name = "test"
-run = "make test"
 "#;
 
 /// Loads `child`, which can extend `base`.
@@ -45,31 +35,18 @@ fn extending_merges_by_key_and_name() {
 extends = "base"
 targets = ["gfx1103"]
 params = { suite = "forky", archs = "y" }
-[resources]
-disk = "20G"
-[env]
-B = "2"
-[[volume]]
-name = "src"
-path = "/srv/x"
-[[volume]]
-name = "out"
-kind = "output"
-target = "/out"
-[[step]]
-name = "patch"
-after = "tools"
-run = "patch"
-[[step]]
-name = "build"
-env = { Y = "2" }
-run = "ninja"
-[[step]]
-name = "test"
-remove = true
-[[step]]
-name = "export"
-export = [{ from = "/x", to = "out" }]
+resources.disk = "20G"
+env.B = "2"
+volume = [
+  { name = "src", path = "/srv/x" },
+  { name = "out", kind = "output", target = "/out" },
+]
+step = [
+  { name = "patch", after = "tools", run = "patch" },
+  { name = "build", env = { Y = "2" }, run = "ninja" },
+  { name = "test", remove = true },
+  { name = "export", export = [{ from = "/x", to = "out" }] },
+]
 "#;
     let profile = extended(BASE, child);
     assert_eq!(profile.image.as_str(), "debian");
@@ -198,13 +175,13 @@ fn errors_name_the_file_they_are_in() {
        ╰────
       help: did you mean `build`?
       × bad size `10 gigs`
-       ╭─[/profiles/sub/base.toml:8:8]
-     7 │ [resources]
-     8 │ disk = "10 gigs"
-       ·        ────┬────
-       ·            ╰── here
-     9 │ memory-max = "90%"
-       ╰────
+        ╭─[/profiles/sub/base.toml:13:8]
+     12 │ [resources]
+     13 │ disk = "10 gigs"
+        ·        ────┬────
+        ·            ╰── here
+     14 │ memory-max = "90%"
+        ╰────
       help: a number and K, M, G or T, such as "230G" or "1.5T"
     "#);
 }

@@ -85,31 +85,9 @@ target = "therock/src"
 name = "tmp"
 kind = "build"
 target = "/proc/x"
-"#;
-    insta::assert_snapshot!(folded(text), @r#"
-    3:12+9 unknown target `gfx1013`: not in the table; help: did you mean `gfx1031`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
-    3:23+14 unknown target `gfx110X-igpu`: not in the table; help: `gfx110X-igpu` is a family; name one or more of its targets: gfx1103
-    6:8+10 bad size `230 gigs`: here; help: a number and K, M, G or T, such as "230G" or "1.5T"
-    7:14+6 bad percentage `110%`: here; help: "1%" to "100%"
-    10:8+5 source `src` has neither `path` nor `git`: this one;
-    12:10+13 `therock/src` is not an absolute path: here; help: a path in the env starts with `/`
-    17:10+9 `/proc/x` belongs to the engine: here; help: not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`
-    "#);
-}
-
-#[test]
-fn values_of_steps_are_checked_all_at_once() {
-    let text = r#"schema = 1
-image = "debian"
 
 [gpu]
 needed-by = ["tset"]
-
-[[volume]]
-name = "src"
-kind = "source"
-path = "/srv/src"
-target = "/therock/src"
 
 [[step]]
 name = "test"
@@ -121,11 +99,18 @@ cmake -DGPU=${traget} \
 '''
 "#;
     insta::assert_snapshot!(folded(text), @r#"
-    5:14+6 there is no step `tset`: not found; help: did you mean `test`?
-    15:11+9 bad duration `2 hours`: here; help: numbers with d, h, m or s, such as "2h 30m"
-    16:11+5 there is no volume of kind `source` called `scr`: not found; help: did you mean `src`?
-    18:13+9 unknown `${traget}`: here; help: did you mean `${target}`? write `$${traget}` for a shell's own
-    19:10+7 unknown `${HOME}`: here; help: write `$${HOME}` for a shell's own
+    3:12+9 unknown target `gfx1013`: not in the table; help: did you mean `gfx1031`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
+    3:23+14 unknown target `gfx110X-igpu`: not in the table; help: `gfx110X-igpu` is a family; name one or more of its targets: gfx1103
+    6:8+10 bad size `230 gigs`: here; help: a number and K, M, G or T, such as "230G" or "1.5T"
+    7:14+6 bad percentage `110%`: here; help: "1%" to "100%"
+    10:8+5 source `src` has neither `path` nor `git`: this one;
+    12:10+13 `therock/src` is not an absolute path: here; help: a path in the env starts with `/`
+    17:10+9 `/proc/x` belongs to the engine: here; help: not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`
+    20:14+6 there is no step `tset`: not found; help: did you mean `test`?
+    24:11+9 bad duration `2 hours`: here; help: numbers with d, h, m or s, such as "2h 30m"
+    25:11+5 there is no volume of kind `source` called `scr`: not found; help: did you mean `src`?
+    27:13+9 unknown `${traget}`: here; help: did you mean `${target}`? write `$${traget}` for a shell's own
+    28:10+7 unknown `${HOME}`: here; help: write `$${HOME}` for a shell's own
     "#);
 }
 
@@ -164,6 +149,11 @@ fn sentences_about_structure() {
         schema = 1; image = "x"; [[component]]; name = "rccl"; remove = true => there is no component `rccl` to remove
         schema = 1; image = "x"; component = [{ name = "a" }, { name = "a" }] => two components are named `a`
         schema = 1; image = "x"; targets = ["gfx1100", "gfx1100"] => duplicate target `gfx1100`
+        schema = 1; image = "x"; [resources]; memory-max = "4M" => `memory-max` of `4M` is too little to start a container: the least is 16 MiB
+        schema = 1; image = "x"; [resources]; memory-max = "1B" => `memory-max` of `1B` is too little to start a container: the least is 16 MiB
+        schema = 1; image = "x"; [resources]; tasks-max = 1 => `tasks-max` of 1 is too little to start a container
+        schema = 1; image = "x"; [resources]; tasks-max = 0 => `tasks-max` is 0
+        schema = 1; image = "x"; [resources]; tasks-max = 4194305 => `tasks-max` of 4194305 is more than Linux allows
         "#,
     ) {
         assert_eq!(sentences(&text), [want], "{text}");
@@ -171,7 +161,7 @@ fn sentences_about_structure() {
 }
 
 #[test]
-fn sentences_about_volumes() {
+fn sentences_about_volumes_and_inputs() {
     for (body, want) in cases(
         r#"
         kind = "build" => volume `v` has no `target`
@@ -192,6 +182,11 @@ fn sentences_about_volumes() {
         kind = "build"; target = "/usr" => `/usr` belongs to the image
         kind = "build"; target = "/a/../b" => `/a/../b` is not a normal path
         kind = "build"; target = "/${target}" => `target` must not contain references such as `${...}`
+        kind = "source"; target = "/v"; path = "/v"; [[step]]; name = "s"; run = "a"; inputs = ["v/../x"] => `../x` leaves the source
+        kind = "source"; target = "/v"; path = "/v"; [[step]]; name = "s"; run = "a"; inputs = ["v//x"] => `/x` is not relative
+        kind = "source"; target = "/v"; path = "/v"; [[step]]; name = "s"; run = "a"; inputs = ["v/x/"] => `x/` is not a normal path
+        kind = "source"; target = "/v"; path = "/v"; [[step]]; name = "s"; run = "a"; inputs = ["v/"] => `` is not a normal path
+        kind = "source"; target = "/v"; path = "/v"; [[step]]; name = "s"; run = "a"; inputs = ["v/${target}"] => `inputs` must not contain references such as `${...}`
         "#,
     ) {
         let text = format!("{HEAD}[[volume]]\nname = \"v\"\n{body}\n");
@@ -269,39 +264,6 @@ fn fingerprints_are_in_the_innermost_volume() {
     let reference = text("build").replace("/b/in/x", "/b/in/${target}");
     let want = "`fingerprints` must not contain references such as `${...}`";
     assert_eq!(sentences(&reference), [want]);
-}
-
-#[test]
-fn sentences_about_inputs() {
-    for (path, want) in cases(
-        "../x => `../x` leaves the source
-        /x => `/x` is not relative
-        x/ => `x/` is not a normal path
-        => `` is not a normal path
-        ${target} => `inputs` must not contain references such as `${...}`",
-    ) {
-        let text = format!(
-            "{HEAD}[[volume]]\nname = \"v\"\nkind = \"source\"\npath = \"/v\"\ntarget = \"/v\"\n\
-             [[step]]\nname = \"s\"\nrun = \"a\"\ninputs = [\"v/{path}\"]\n"
-        );
-        assert_eq!(sentences(&text), [want]);
-    }
-}
-
-#[test]
-fn limits_with_which_no_container_starts_are_refused() {
-    for (limit, words) in cases(
-        r#"
-        memory-max = "4M" => `memory-max` of `4M` is too little to start a container: the least is 16 MiB
-        memory-max = "1B" => `memory-max` of `1B` is too little
-        tasks-max = 1 => `tasks-max` of 1 is too little
-        tasks-max = 0 => `tasks-max` is 0
-        tasks-max = 4194305 => `tasks-max` of 4194305 is more than Linux allows
-        "#,
-    ) {
-        let text = format!("schema = 1\nimage = \"debian\"\n[resources]\n{limit}\n");
-        assert_has!(message(&text), words);
-    }
 }
 
 #[test]

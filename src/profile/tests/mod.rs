@@ -28,7 +28,7 @@ fn sentences(text: &str) -> Vec<String> {
 }
 
 /// Returns the cases of a table: lines of TOML with `; ` between them, and the expected message after `=>`.
-pub(in crate::profile) fn cases(table: &str) -> impl Iterator<Item = (String, &str)> {
+pub(crate) fn cases(table: &str) -> impl Iterator<Item = (String, &str)> {
     let rows = table.lines().filter_map(|line| line.split_once("=> "));
     rows.map(|(body, want)| (body.trim().replace("; ", "\n"), want))
 }
@@ -203,9 +203,19 @@ fn exports_replace_none_of_each_other() {
 #[test]
 fn builtin_profiles_load() {
     let dirs = [];
+    let mut copied = 0;
     for listed in list(&dirs).unwrap() {
         let profile = load(&dirs, &listed.name).unwrap();
-        copy_files(&dirs, &profile).unwrap();
+        let files = copy_files(&dirs, &profile).unwrap();
+        copied += files.items.len();
+        // A file's mode is not compiled in, but it is part of the key.
+        let path = format!(
+            "{}/profiles/{}.toml",
+            env!("CARGO_MANIFEST_DIR"),
+            profile.name
+        );
+        let outside = copy_files(&dirs, &load(&dirs, &path).unwrap()).unwrap();
+        assert_eq!(files.digests(), outside.digests(), "{path}");
         let advice = advice(&profile);
         assert_eq!(listed.problem, None);
         assert!(!listed.description.is_empty(), "{}", profile.name);
@@ -215,6 +225,7 @@ fn builtin_profiles_load() {
         let keeps_slots = path.is_none_or(|value| value.split(':').next() == Some(BIN));
         assert!(keeps_slots, "{}", profile.name);
     }
+    assert!(copied > 5, "{copied}");
 }
 
 #[test]
@@ -292,44 +303,6 @@ fn wheels_of_an_index_come_with_their_code_for_the_targets() {
     let rocm = said.lines().next().unwrap();
     assert!(rocm.ends_with(&packages), "{said}");
     assert_has!(rocm, " --no-cache-dir ");
-}
-
-/// Returns the TOML blocks of a document.
-fn blocks(text: &str) -> Vec<String> {
-    let mut blocks = Vec::new();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        if line == "```toml" {
-            let block: Vec<_> = lines.by_ref().take_while(|line| *line != "```").collect();
-            blocks.push(block.join("\n"));
-        }
-    }
-    blocks
-}
-
-#[test]
-fn reference_is_right() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/profile.md");
-    let text = fs_err::read_to_string(path).unwrap();
-    let blocks = blocks(&text);
-    assert!(blocks.len() > 10);
-    let dir = tempfile::tempdir().unwrap();
-    let dirs = [dir.path().to_owned().into()];
-    let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
-    // A later block extends the first block.
-    write("mylib.toml", &blocks[0]);
-    for block in blocks {
-        // A block without a version shows a part of a file.
-        let head = if block.starts_with("schema = 1") {
-            ""
-        } else {
-            HEAD
-        };
-        write("doc.toml", &format!("{head}{block}"));
-        if let Err(error) = load(&dirs, "doc") {
-            panic!("{block}\n{}", error.message());
-        }
-    }
 }
 
 proptest! {
