@@ -140,14 +140,10 @@ fn digest(entries: &[CopyEntry]) -> String {
     for entry in entries {
         let (kind, content): (&[u8], &[u8]) = match &entry.content {
             CopiedFile::Dir => (b"d", b""),
-            CopiedFile::File {
-                executable: true,
-                bytes,
-            } => (b"x", bytes),
-            CopiedFile::File {
-                executable: false,
-                bytes,
-            } => (b"f", bytes),
+            CopiedFile::File { executable, bytes } => match executable {
+                true => (b"x", bytes),
+                false => (b"f", bytes),
+            },
             CopiedFile::Link(target) => (b"l", target.as_os_str().as_bytes()),
         };
         let path = entry.path.as_os_str().as_bytes();
@@ -397,11 +393,8 @@ mod tests {
         fs_err::write(tree.join("a.txt"), "text").unwrap();
         symlink("/etc/shadow", tree.join("link")).unwrap();
         let first = read_one(dir.path(), "tree").unwrap();
-        let paths = first
-            .entries
-            .iter()
-            .map(|entry| entry.path.to_str().unwrap());
-        let paths: Vec<_> = paths.collect();
+        let paths = first.entries.iter();
+        let paths: Vec<_> = paths.map(|entry| entry.path.to_str().unwrap()).collect();
         assert_eq!(paths, ["", "a", "a/b", "a/run.sh", "a.txt", "link"]);
         let link = CopiedFile::Link("/etc/shadow".into());
         assert_eq!(first.entries[5].content, link);

@@ -109,9 +109,7 @@ pub(crate) struct Gpu {
 }
 
 /// What a volume is for; decides where it lies, who may delete it, and what is frozen with a snapshot.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeKind {
     /// Source code: a directory of the host or a git repository, shared by all envs.

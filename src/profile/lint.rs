@@ -20,11 +20,8 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
         format!("parameter `{name}` is not used: check its name, or write `${{{name}}}` where its value belongs")
     }));
     for volume in &profile.volumes {
-        let used = profile
-            .steps
-            .iter()
-            .flat_map(|step| &step.inputs)
-            .any(|text| input(text).0 == volume.name);
+        let mut inputs = profile.steps.iter().flat_map(|step| &step.inputs);
+        let used = inputs.any(|text| input(text).0 == volume.name);
         if volume.kind == VolumeKind::Source && !used {
             advice.push(format!(
                 "no step has `inputs = [\"{}\"]`: a change in that source causes no step to run again",
@@ -74,7 +71,6 @@ fn unused_params(profile: &Profile) -> impl Iterator<Item = &String> {
     params.filter(move |name| extends && !used.contains(name.as_str()))
 }
 
-/// Returns whether a text refers to one of these names.
 fn mentions(text: &str, names: &[&str]) -> bool {
     let refers = |piece: &TextPart<'_>| matches!(piece, TextPart::Reference(name, _) if names.contains(name));
     pieces(text).iter().any(refers)

@@ -15,7 +15,7 @@ use super::{Profile, check, merge, value};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists, is_absent};
 use crate::sys::shell::quoted_path;
-use crate::sys::span::At;
+use crate::sys::span::{self, At};
 use crate::sys::suggest;
 use crate::sys::{builtin, catalog, trusted_files};
 
@@ -281,11 +281,8 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
         ));
     }
     let text = String::from_utf8(found.bytes).map_err(|error| {
-        let line = error.as_bytes()[..error.utf8_error().valid_up_to()]
-            .iter()
-            .filter(|byte| **byte == b'\n')
-            .count()
-            + 1;
+        let text = String::from_utf8_lossy(error.as_bytes());
+        let line = span::line(&text, error.utf8_error().valid_up_to());
         invalid!("{}: line {line} is not UTF-8", path.display())
     })?;
     // The shell of a step would take the carriage returns of an editor on Windows for parts of its commands.
