@@ -306,15 +306,20 @@ mod tests {
         (sizing.jobs.value, sizing.jobs.why.as_str())
     }
 
-    fn sized(resources: &Resources, asked: Option<u32>, past: &[Past]) -> Sizing {
-        size(&SizingInputs {
+    fn given<'a>(resources: &'a Resources, past: &'a [Past]) -> SizingInputs<'a> {
+        SizingInputs {
             resources,
             cores: 16,
             memory: 64 * GIB,
             configured: None,
-            asked,
+            asked: None,
             past,
-        })
+        }
+    }
+
+    fn sized(resources: &Resources, asked: Option<u32>, past: &[Past]) -> Sizing {
+        let given = given(resources, past);
+        size(&SizingInputs { asked, ..given })
     }
 
     #[test]
@@ -326,6 +331,13 @@ mod tests {
         assert_eq!(plain.together, u32::MAX);
         assert_eq!(sized(&none, Some(3), &[]).jobs.value, 3);
         assert_eq!(sized(&none, Some(99), &[]).jobs.value, 16);
+        let configured = Some(17);
+        let given = given(&none, &[]);
+        let sizing = size(&SizingInputs {
+            configured,
+            ..given
+        });
+        assert_eq!(jobs_of(&sizing), (17, "configured"));
         let large = Resources {
             memory_per_job: Some(8 * GIB),
             memory_max: Some(Amount::Bytes(128 * GIB)),
@@ -356,19 +368,6 @@ mod tests {
                 memory: 32 * GIB
             }
         );
-    }
-
-    #[test]
-    fn a_configured_budget_replaces_the_cores() {
-        let given = SizingInputs {
-            resources: &Resources::default(),
-            cores: 2,
-            memory: GIB,
-            configured: Some(6),
-            asked: None,
-            past: &[],
-        };
-        assert_eq!(size(&given).jobs.value, 6);
     }
 
     #[test]

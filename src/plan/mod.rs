@@ -130,7 +130,6 @@ pub(crate) enum Action {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PlanStep {
     pub name: StepName,
-    /// Key of the step, if it has one.
     #[serde(with = "ids::or_empty")]
     pub key: Option<StepKey>,
     pub action: Action,

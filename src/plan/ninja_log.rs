@@ -29,11 +29,8 @@ pub(crate) fn parse(text: &str) -> Option<Vec<Command>> {
     // The last line of an output is valid; its line number determines the order.
     let mut last: BTreeMap<&str, (usize, u64, u64, &str)> = BTreeMap::new();
     for (at, line) in rest.lines().enumerate() {
-        let mut fields = line.split('\t');
-        let mut next = || fields.next();
-        let (Some(start), Some(end), Some(_), Some(output), Some(hash)) =
-            (next(), next(), next(), next(), next())
-        else {
+        let fields: Vec<&str> = line.splitn(6, '\t').collect();
+        let [start, end, _, output, hash, ..] = fields[..] else {
             continue;
         };
         // ninja's own type is `int`. Sums of larger numbers could overflow.
@@ -105,11 +102,9 @@ mod tests {
                 u64::MAX
             );
             let found = parse(&text).unwrap();
-            let found: Vec<_> = found
-                .iter()
-                .map(|command| (command.output.as_str(), command.took_ms))
-                .collect();
-            assert_eq!(found, [("a.o", 2000), ("x.h", 2), ("old.o", 30)]);
+            let times = found.iter().map(|one| (one.output.as_str(), one.took_ms));
+            let wanted = [("a.o", 2000), ("x.h", 2), ("old.o", 30)];
+            assert_eq!(times.collect::<Vec<_>>(), wanted);
         }
     }
 

@@ -314,15 +314,10 @@ impl Record {
 
     /// Returns the layers that the record names. The env needs their parents too.
     pub fn layers(&self) -> impl Iterator<Item = &LayerId> {
-        let failed = self
-            .failed
-            .iter()
-            .filter_map(|failed| failed.parent.as_ref());
-        self.snapshots
-            .iter()
-            .map(|snapshot| &snapshot.layer)
-            .chain(&self.head.layer)
-            .chain(failed)
+        let failed = self.failed.iter();
+        let failed = failed.filter_map(|failed| failed.parent.as_ref());
+        let layers = self.snapshots.iter().map(|snapshot| &snapshot.layer);
+        layers.chain(&self.head.layer).chain(failed)
     }
 
     /// Returns the layers of the env's current and past states: the env owns what their steps left in outputs.
@@ -333,11 +328,8 @@ impl Record {
 
     /// Returns every live tree.
     pub fn trees(&self) -> impl Iterator<Item = &TreeId> {
-        let failed = self.failed.iter();
-        self.head
-            .tree
-            .iter()
-            .chain(failed.map(|failed| &failed.tree))
+        let failed = self.failed.iter().map(|failed| &failed.tree);
+        self.head.tree.iter().chain(failed)
     }
 
     /// Returns an unused snapshot name based on `base`.
@@ -353,9 +345,7 @@ impl Record {
 }
 
 /// Resource usage of a container, from start to end.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Processor time, in microseconds; 0 if no control group counts it.
     pub cpu_us: u64,

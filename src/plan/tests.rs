@@ -17,23 +17,19 @@ fn layer(name: &str) -> LayerId {
 }
 
 fn wanted(names: &[&str]) -> Vec<StepInput> {
-    names
-        .iter()
-        .map(|name| StepInput {
-            name: (*name).into(),
-            key: Some(key(name)),
-            incremental: false,
-            skip: None,
-            uncached_downstream: false,
-        })
-        .collect()
+    let step = |name: &&str| StepInput {
+        name: (*name).into(),
+        key: Some(key(name)),
+        incremental: false,
+        skip: None,
+        uncached_downstream: false,
+    };
+    names.iter().map(step).collect()
 }
 
 fn layers(names: &[&str]) -> BTreeMap<StepKey, CachedLayer> {
-    names
-        .iter()
-        .map(|name| (key(name), CachedLayer::usable(layer(name))))
-        .collect()
+    let layer = |name: &&str| (key(name), CachedLayer::usable(layer(name)));
+    names.iter().map(layer).collect()
 }
 
 /// Plans with the default options.
@@ -42,16 +38,14 @@ fn decided(names: &[&str], observed: &Observed) -> Plan {
 }
 
 fn actions(plan: &Plan) -> String {
-    plan.steps
-        .iter()
-        .map(|step| match step.action {
-            Action::Hit => 'h',
-            Action::Pull => 'p',
-            Action::Run => 'r',
-            Action::Skip => 's',
-            Action::Later => '-',
-        })
-        .collect()
+    let letter = |step: &PlanStep| match step.action {
+        Action::Hit => 'h',
+        Action::Pull => 'p',
+        Action::Run => 'r',
+        Action::Skip => 's',
+        Action::Later => '-',
+    };
+    plan.steps.iter().map(letter).collect()
 }
 
 /// Returns the actions, the volumes, the layer to start from, and whether the env first moves there.

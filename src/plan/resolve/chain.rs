@@ -19,11 +19,8 @@ pub(super) fn chain(
     hooks: &[Hook],
 ) -> Result<Option<StepName>> {
     let mut parent = base.clone();
-    let standing_in: Vec<String> = steps
-        .iter()
-        .filter(|step| step.fingerprints.is_some())
-        .flat_map(|step| step.inputs.clone())
-        .collect();
+    let configuring = steps.iter().filter(|step| step.fingerprints.is_some());
+    let standing_in: Vec<String> = configuring.flat_map(|step| step.inputs.clone()).collect();
     // The parent's key without the part that TheRock's fingerprints replace.
     let mut bare = base.clone();
     let (mut prints, mut own, mut open) = (None, String::new(), None);

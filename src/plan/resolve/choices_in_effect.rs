@@ -177,7 +177,6 @@ fn choice<'a>(
     Err(usage!("{message}").help(suggest::help(name, names, &all)))
 }
 
-/// Sorts names by version.
 pub(crate) fn by_version<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names: Vec<&str> = names.collect();
     names.sort_by_cached_key(|name| version(name));

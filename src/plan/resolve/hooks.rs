@@ -64,10 +64,8 @@ pub(super) fn hooks(
         let from = profile.steps[first..]
             .iter()
             .find_map(|own| steps.iter().find(|step| step.name == own.name));
-        let reason = facts
-            .not_now
-            .clone()
-            .or_else(|| facts.applies.not_for(targets));
+        let reason = facts.not_now.clone();
+        let reason = reason.or_else(|| facts.applies.not_for(targets));
         let name = name.clone();
         match (from, reason) {
             (Some(from), None) => {

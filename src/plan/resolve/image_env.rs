@@ -7,27 +7,18 @@ use crate::profile::references::escape;
 
 /// Returns whether only rockenv may set a variable. An image decides neither the user nor the jobs of a build.
 fn is_own(name: &str) -> bool {
-    let own = [
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "PWD",
-        "OLDPWD",
-        "container",
-        "MAKEFLAGS",
-    ];
-    own.contains(&name) || name.starts_with("ROCKENV_")
+    let own = "HOME USER LOGNAME PWD OLDPWD container MAKEFLAGS";
+    own.split(' ').any(|own| own == name) || name.starts_with("ROCKENV_")
 }
 
 /// Returns the defaults, in late form.
 pub(super) fn defaults(image: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let taken = image.iter().filter(|(name, _)| !is_own(name));
-    taken
-        .map(|(name, value)| match name.as_str() {
-            "PATH" => (name.clone(), escape(&format!("{BIN}:{value}"))),
-            _ => (name.clone(), escape(value)),
-        })
-        .collect()
+    let value = |(name, value): (&String, &String)| match name.as_str() {
+        "PATH" => (name.clone(), escape(&format!("{BIN}:{value}"))),
+        _ => (name.clone(), escape(value)),
+    };
+    taken.map(value).collect()
 }
 
 #[cfg(test)]

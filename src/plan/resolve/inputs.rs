@@ -90,7 +90,6 @@ impl Inputs {
         Chosen::new(profile, variant, from, &self.params)
     }
 
-    /// Returns the name of the env.
     pub(crate) fn name_of_env(&self, profile: &Profile) -> Result<EnvName> {
         let (name, stem) = (self.env_name.as_deref(), self.stem.as_deref());
         let choices = self.chosen(profile)?.in_name();
@@ -111,12 +110,9 @@ impl Inputs {
         }
     }
 
-    /// Returns a target as the checkout declares it.
     pub(super) fn as_declared(&self, target: Target) -> Target {
-        let declared = self
-            .declared
-            .iter()
-            .find(|known| known.name() == target.name());
-        declared.copied().unwrap_or(target)
+        let declared = self.declared.iter();
+        let declared = declared.copied().find(|known| *known == target);
+        declared.unwrap_or(target)
     }
 }

@@ -54,7 +54,6 @@ pub struct Spec {
     pub profile: String,
     /// Where the profile comes from.
     pub origin: Origin,
-    /// Variant of the profile, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// Starting point.
@@ -140,7 +139,6 @@ impl Spec {
             .filter(move |hook| hook.volume == volume && position(&hook.from) <= now)
     }
 
-    /// Returns the names of the build volumes.
     pub fn build_volumes(&self) -> Vec<String> {
         let volumes = self.volumes.iter();
         let build = volumes.filter(|volume| volume.kind == VolumeKind::Build);
@@ -305,17 +303,15 @@ pub(crate) mod seconds {
 
     #[expect(clippy::ref_option, reason = "serde's signature")]
     pub(crate) fn serialize<S: Serializer>(
-        duration: &Option<Duration>,
-        serializer: S,
+        time: &Option<Duration>,
+        to: S,
     ) -> Result<S::Ok, S::Error> {
-        let seconds = duration.map(|duration| duration.as_secs());
-        seconds.serialize(serializer)
+        time.map(|time| time.as_secs()).serialize(to)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
+        from: D,
     ) -> Result<Option<Duration>, D::Error> {
-        let seconds = Option::<u64>::deserialize(deserializer)?;
-        Ok(seconds.map(Duration::from_secs))
+        Ok(Option::<u64>::deserialize(from)?.map(Duration::from_secs))
     }
 }

@@ -14,25 +14,25 @@ disk = "20G"
 [from.rocm]
 params = { flags = "-r" }
 disk = "2G"
-[[step]]
-name = "generic"
-when = { from = ["source"] }
-run = "make ${machine.targets}"
-[[step]]
-name = "own"
-run = "make ${flags}"
-[[step]]
-name = "tests"
-when = { variant = ["full"] }
-run = "make test"
 "#;
 
-/// Resolves [`CHOICES`]; returns the name, the steps with their scripts, and the disk.
+const STEPS: &str = r#"
+schema = 1
+image = "x"
+targets = ["gfx1103"]
+step = [
+  { name = "generic", run = "make ${machine.targets}", when = { from = ["source"] } },
+  { name = "own", run = "make ${flags}" },
+  { name = "tests", run = "make test", when = { variant = ["full"] } },
+]
+"#;
+
+/// Resolves [`STEPS`] with [`CHOICES`]; returns the name, the steps with their scripts, and the disk.
 fn chosen(
     variant: Option<&str>,
     from: Option<&str>,
 ) -> crate::sys::error::Result<(String, String, Option<u64>)> {
-    let text = format!("schema = 1\nimage = \"x\"\ntargets = [\"gfx1103\"]\n{CHOICES}");
+    let text = STEPS.to_owned() + CHOICES;
     let inputs = inputs!(variant: variant.map(str::to_owned),
         from: from.map(str::to_owned));
     let spec = resolve(&profile(&text), &inputs)?;
@@ -74,8 +74,7 @@ fn a_variant_and_a_way_choose_steps_parameters_and_disk() {
 
 #[test]
 fn targets_of_one_machine_share_what_is_built_for_all_of_them() {
-    let text = format!("schema = 1\nimage = \"x\"\n{CHOICES}")
-        .replace("run = \"make ${flags}\"", "run = \"make ${target}\"");
+    let text = STEPS.replace("make ${flags}", "make ${target}") + CHOICES;
     let of = |target: &str, machine: &[&str]| {
         let inputs = inputs!(targets: targets(&[target]),
             machine_targets: targets(machine));
@@ -93,21 +92,12 @@ fn conditions() {
     let text = r#"
 schema = 1
 image = "debian"
-[[step]]
-name = "all"
-run = "a"
-[[step]]
-name = "igpu"
-when = { family = ["igpu-all"] }
-run = "b"
-[[step]]
-name = "one"
-when = { target = ["gfx1100"], engine = ["nspawn"] }
-run = "c"
-[[step]]
-name = "docker"
-when = { engine = ["docker", "podman"] }
-run = "d"
+step = [
+  { name = "all", run = "a" },
+  { name = "igpu", run = "b", when = { family = ["igpu-all"] } },
+  { name = "one", run = "c", when = { target = ["gfx1100"], engine = ["nspawn"] } },
+  { name = "docker", run = "d", when = { engine = ["docker", "podman"] } },
+]
 "#;
     let run = |names: &[&str], engine| {
         let spec = spec(text, &inputs!(targets: targets(names), engine));
@@ -134,10 +124,8 @@ run = "d"
     assert_eq!(steps, "all");
     assert_eq!(skipped[0], "igpu: only for igpu-all, not for no target");
     // A skipped step leaves no trace in the other keys.
-    let without = text.replace(
-        "[[step]]\nname = \"igpu\"\nwhen = { family = [\"igpu-all\"] }\nrun = \"b\"\n",
-        "",
-    );
+    let lines = text.lines().filter(|line| !line.contains("igpu"));
+    let without = lines.collect::<Vec<_>>().join("\n");
     let docker = inputs!(targets: targets(&["gfx1100"]),
         engine: Engine::Docker);
     assert_eq!(keys(text, &docker), keys(&without, &docker));
@@ -174,6 +162,16 @@ image = "x"
 variant = "lean"
 params = { more = "" }
 hooks = ["fix"]
+component = [
+  { name = "rccl", extra-targets = ["${more}"], when = { variant = ["full"], from = ["source"] } },
+  { name = "torch", links = ["rccl"] },
+]
+volume = [
+  { name = "src", kind = "source", path = "/src", target = "/src" },
+  { name = "out", kind = "output", path = "/out", target = "/out", disk = "1G" },
+  { name = "build", kind = "build", target = "/build", disk = "9G" },
+]
+step = [{ name = "build", inputs = ["src"], run = "make" }]
 [variants.also]
 [variants.lean]
 hooks = ["two", "fix"]
@@ -181,33 +179,6 @@ hooks = ["two", "fix"]
 params = { more = ";gfx1250" }
 disk = "20G"
 [from.wheels]
-[[component]]
-name = "rccl"
-extra-targets = ["${more}"]
-when = { variant = ["full"], from = ["source"] }
-[[component]]
-name = "torch"
-links = ["rccl"]
-[[volume]]
-name = "src"
-kind = "source"
-path = "/src"
-target = "/src"
-[[volume]]
-name = "out"
-kind = "output"
-path = "/out"
-target = "/out"
-disk = "1G"
-[[volume]]
-name = "build"
-kind = "build"
-target = "/build"
-disk = "9G"
-[[step]]
-name = "build"
-inputs = ["src"]
-run = "make"
 "#;
 
 #[test]
@@ -246,10 +217,8 @@ schema = 1
 image = "base-${kind}"
 release-param = "version"
 variant = "a"
-[params]
-version = "1.9"
-kind = ""
-rev = ""
+params = { version = "1.9", kind = "", rev = "" }
+step = [{ name = "build", run = "make ${rev}" }]
 [variants.a]
 [variants.b]
 params = { rev = "x" }
@@ -258,9 +227,6 @@ params = { rev = "nine", kind = "old" }
 [releases."1.10"]
 disk = "3G"
 params = { rev = "ten", kind = "new" }
-[[step]]
-name = "build"
-run = "make ${rev}"
 "#;
 
 #[test]
@@ -292,7 +258,7 @@ fn a_release_fills_in_what_is_empty() {
 
 #[test]
 fn a_saved_spec_tells_the_parameters_that_it_was_made_with() {
-    let text = format!("schema = 1\nimage = \"x\"\ntargets = [\"gfx1103\"]\n{CHOICES}");
+    let text = STEPS.to_owned() + CHOICES;
     let made = spec(&text, &inputs!(params: params(&[("flags", "-a -b")])));
     let saved: Spec = toml::from_str(&toml::to_string_pretty(&made).unwrap()).unwrap();
     assert_eq!(saved, made);

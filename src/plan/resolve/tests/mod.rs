@@ -65,6 +65,12 @@ targets = ["gfx1103"]
 hooks = ["fix"]
 env-from-host = ["TOKEN"]
 params = { prefix = "/opt/x" }
+volume = [
+  { name = "src", kind = "source", path = "~/src", target = "/work/src" },
+  { name = "work", kind = "build", target = "/work" },
+  { name = "ccache", kind = "cache", max = "5G", target = "/cache/ccache" },
+  { name = "out", kind = "output", target = "/out" },
+]
 [resources]
 disk = "10G"
 memory-per-job = "2G"
@@ -76,24 +82,6 @@ needed-by = ["test"]
 CCACHE_DIR = "/cache/ccache"
 [runtime-env]
 HSA_OVERRIDE_GFX_VERSION = "${target.override}"
-[[volume]]
-name = "src"
-kind = "source"
-path = "~/src"
-target = "/work/src"
-[[volume]]
-name = "work"
-kind = "build"
-target = "/work"
-[[volume]]
-name = "ccache"
-kind = "cache"
-max = "5G"
-target = "/cache/ccache"
-[[volume]]
-name = "out"
-kind = "output"
-target = "/out"
 [[step]]
 name = "tools"
 packages = ["cmake"]

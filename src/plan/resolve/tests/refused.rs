@@ -11,21 +11,21 @@ fn errors_point_into_the_profile() {
     insta::assert_snapshot!(error.message(), @r#"
     profile `p` is invalid: 2 errors
       × `${target.override}` stands for one target, but there are gfx1100, gfx1103
-        ╭─[/p/p.toml:19:29]
-     18 │ [runtime-env]
-     19 │ HSA_OVERRIDE_GFX_VERSION = "${target.override}"
+        ╭─[/p/p.toml:25:29]
+     24 │ [runtime-env]
+     25 │ HSA_OVERRIDE_GFX_VERSION = "${target.override}"
         ·                             ─────────┬────────
         ·                                      ╰── here
-     20 │ [[volume]]
+     26 │ [[step]]
         ╰────
       help: `${targets}` is all of them, separated by `;`
       × `${target}` stands for one target, but there are gfx1100, gfx1103
-        ╭─[/p/p.toml:49:16]
-     48 │ inputs = ["src"]
-     49 │ env = { GFX = "${target}" }
+        ╭─[/p/p.toml:37:16]
+     36 │ inputs = ["src"]
+     37 │ env = { GFX = "${target}" }
         ·                ────┬────
         ·                    ╰── here
-     50 │ run = "cmake -DP=${prefix} $${HOME}"
+     38 │ run = "cmake -DP=${prefix} $${HOME}"
         ╰────
       help: `${targets}` is all of them, separated by `;`
     "#);
@@ -126,58 +126,51 @@ fn host_paths() {
     }
 }
 
+/// Resolves a profile that copies a file to this path.
+fn copied(text: &str, to: &str) -> crate::sys::error::Result<Spec> {
+    let text = text.replace("to = \"/opt/run.sh\"", &format!("to = \"{to}\""));
+    resolve(&profile(&text), &inputs())
+}
+
+/// Resolves a profile that exports this path.
+fn exported(text: &str, from: &str) -> crate::sys::error::Result<Spec> {
+    let text = text.replace("from = \"${prefix}\"", &format!("from = \"{from}\""));
+    resolve(&profile(&text), &inputs())
+}
+
 #[test]
 fn a_copy_does_not_write_over_the_users_files() {
-    for (to, fine) in [
-        ("/work/src/run.sh", false),
-        ("/work/src", false),
-        ("/work/srcs/run.sh", true),
-        ("/work/run.sh", true),
-    ] {
-        let text = TEXT.replace("to = \"/opt/run.sh\"", &format!("to = \"{to}\""));
-        let result = resolve(&profile(&text), &inputs());
-        assert_eq!(result.is_ok(), fine, "{to}: {result:?}");
-        if let Err(error) = result {
-            let said = error.chain().join("\n");
-            assert_has!(said, "cannot write into volume `src`");
-        }
+    for to in ["/work/src/run.sh", "/work/src"] {
+        let said = copied(TEXT, to).unwrap_err().chain().join("\n");
+        assert_has!(said, "cannot write into volume `src`");
+    }
+    for to in ["/work/srcs/run.sh", "/work/run.sh"] {
+        copied(TEXT, to).unwrap();
     }
 }
 
 #[test]
 fn files_that_end_with_their_step_are_neither_copied_nor_exported() {
-    let at = |path: &str, build: &str| {
-        let text = TEXT.replace("target = \"/work\"", &format!("target = \"{build}\""));
-        let copied = text.replace("to = \"/opt/run.sh\"", &format!("to = \"{path}\""));
-        let exported = text.replace("from = \"${prefix}\"", &format!("from = \"{path}\""));
-        [copied, exported].map(|text| resolve(&profile(&text), &inputs()))
-    };
     for path in "/tmp/run.sh /var/tmp/x/run.sh /run/x /var/run/x /var/lock/x".split(' ') {
-        for result in at(path, "/work") {
+        for result in [copied(TEXT, path), exported(TEXT, path)] {
             let error = result.unwrap_err();
             assert_has!(error.message(), "is in no snapshot");
         }
     }
-    let lasting = [
-        at("/tmp/build/run.sh", "/tmp/build"),
-        at("/tmpx/run.sh", "/work"),
-    ];
-    for result in lasting.into_iter().flatten() {
-        result.unwrap();
+    let in_volume = TEXT.replace("target = \"/work\"", "target = \"/tmp/build\"");
+    for (text, path) in [(&*in_volume, "/tmp/build/run.sh"), (TEXT, "/tmpx/run.sh")] {
+        copied(text, path).unwrap();
+        exported(text, path).unwrap();
     }
 }
 
 #[test]
 fn a_volume_is_not_exported_into_itself() {
-    for (from, fine) in [
-        ("/out", false),
-        ("/out/x", false),
-        ("/out/x/y", true),
-        ("/outside", true),
-    ] {
-        let text = TEXT.replace("from = \"${prefix}\"", &format!("from = \"{from}\""));
-        let result = resolve(&profile(&text), &inputs());
-        assert_eq!(result.is_ok(), fine, "{from}: {result:?}");
+    for from in ["/out", "/out/x"] {
+        exported(TEXT, from).unwrap_err();
+    }
+    for from in ["/out/x/y", "/outside"] {
+        exported(TEXT, from).unwrap();
     }
 }
 
