@@ -1,7 +1,7 @@
 //! Owns the workflow for GitHub Actions. Pure.
 
 use super::jobs::{Job, hosted};
-use super::pipeline::{Pipeline, Share, block, list, scalar};
+use super::pipeline::{Pipeline, Share, block, list, scalar, section};
 
 /// Checks out the profile's repository. Pinned by commit, because a tag can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
@@ -141,11 +141,7 @@ fn environment(pipeline: &Pipeline) -> String {
             secret.variable, secret.name
         )
     });
-    let lines: String = lines.collect();
-    match lines.is_empty() {
-        true => lines,
-        false => format!("    env:\n{lines}"),
-    }
+    section("    env", lines.collect())
 }
 
 /// Writes the cleanup step, which runs after every outcome of the job. `status` is an expression for the build's

@@ -3,7 +3,7 @@
 use std::path::{Component, Path};
 
 use super::jobs::{Job, take_option};
-use super::pipeline::{Pipeline, block, list, scalar};
+use super::pipeline::{Pipeline, block, list, scalar, section};
 use crate::sys::error::Result;
 
 /// Path of each job's metrics, relative to its checkout.
@@ -137,11 +137,7 @@ fn variables(pipeline: &Pipeline) -> String {
 "
     );
     let after = (!pipeline.cleans_last()).then_some(after);
-    let lines: String = lines.chain(after).collect();
-    match lines.is_empty() {
-        true => lines,
-        false => format!("  variables:\n{lines}"),
-    }
+    section("  variables", lines.chain(after).collect())
 }
 
 fn tags(runner: &[String]) -> String {

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use sha2::{Digest as _, Sha256};
 
 use super::jobs::Job;
-use super::pipeline::{Pipeline, block, scalar};
+use super::pipeline::{Pipeline, block, scalar, section};
 
 /// Path of the store in a container.
 const STORE: &str = "/var/lib/rockenv";
@@ -313,9 +313,7 @@ fn container(pipeline: &Pipeline, cluster: &Cluster, phase: &Phase<'_>) -> Strin
             scalar(&secret.name)
         )
     }));
-    if !variables.is_empty() {
-        variables = format!("env:\n{variables}");
-    }
+    let variables = section("env", variables);
     let login = match cluster.registry_secret {
         Some(_) => format!("  - name: login\n    mountPath: {LOGIN}\n    readOnly: true\n"),
         None => String::new(),
@@ -402,10 +400,7 @@ fn resources(pipeline: &Pipeline, cluster: &Cluster, gpu: bool) -> String {
     let disk = size.disk.filter(|_| cluster.claim.is_none());
     let disk = line("ephemeral-storage", disk);
     let limits = line("amd.com/gpu", gpu.then_some(1)) + &memory;
-    let limits = match limits.is_empty() {
-        true => limits,
-        false => format!("  limits:\n{limits}"),
-    };
+    let limits = section("  limits", limits);
     format!("resources:\n  requests:\n{cpu}{memory}{disk}{limits}")
 }
 

@@ -334,6 +334,14 @@ pub(super) fn block<S: AsRef<str>>(indent: usize, lines: &[S]) -> String {
     format!("|\n{}", lines.collect::<String>())
 }
 
+/// Writes lines below a key; nothing without lines.
+pub(super) fn section(key: &str, lines: String) -> String {
+    match lines.is_empty() {
+        true => lines,
+        false => format!("{key}:\n{lines}"),
+    }
+}
+
 /// Returns a here-document end marker that differs from all of these lines.
 pub(super) fn block_end(lines: &[String]) -> String {
     let mut end = "END".to_owned();
