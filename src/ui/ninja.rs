@@ -309,27 +309,56 @@ mod tests {
         }
     }
 
-    /// Checks the sum after each line: `LINE => DONE/TOTAL`.
-    fn check_sums(lines: &str) {
-        let mut tracker = Tracker::default();
-        for (line, sum) in lines.lines().map(|line| line.split_once(" => ").unwrap()) {
-            tracker.line(line.trim_start());
-            let NinjaProgress { done, total } = tracker.progress();
-            assert_eq!(format!("{done}/{total}"), sum, "{line}");
-        }
-    }
-
     #[test]
-    fn nested_builds_add_up() {
-        check_sums(
-            "[1/10] Building sub-project amd-llvm => 1/10
-            [amd-llvm] -- Configuring done => 1/10
-            [amd-llvm] [1/40] Building => 2/50
-            [rocm-cmake] [1/2] Building => 3/52
-            [amd-llvm] [40/40] Linking => 42/52
-            [rocm-cmake] [2/2] Installing => 43/52
-            [2/10] next => 44/52",
-        );
+    fn counts_add_up() {
+        // Each line is followed by the sum after it.
+        for (case, lines) in [
+            (
+                "nested builds",
+                "[1/10] Building sub-project amd-llvm => 1/10
+                [amd-llvm] -- Configuring done => 1/10
+                [amd-llvm] [1/40] Building => 2/50
+                [rocm-cmake] [1/2] Building => 3/52
+                [amd-llvm] [40/40] Linking => 42/52
+                [rocm-cmake] [2/2] Installing => 43/52
+                [2/10] next => 44/52",
+            ),
+            (
+                "a build inside a build without a name is told by its total",
+                "[90/100] Performing build step for 'runtimes' => 90/100
+                [1/30] Building => 91/130
+                [20/30] Building => 110/130
+                [91/100] back outside => 111/120
+                [100/100] end => 120/120",
+            ),
+            (
+                "running again does not go back",
+                "[x] [30/40] a => 30/40
+                [x] [1/40] started over => 30/40
+                [x] [31/40] caught up => 31/40
+                [x] ninja: build stopped: subcommand failed. => 31/31
+                [x] [1/9] the rest => 32/40
+                [x] [9/9] end => 40/40",
+            ),
+            (
+                "a finished project expects nothing more",
+                "[x] [30/40] a => 30/40
+                [x completed in 12 seconds] => 30/30
+                [x] [1/2] installing => 31/32
+                [x] [30/40] and again => 31/41",
+            ),
+            (
+                "ninja may learn that there is less to do",
+                "[1/400] a => 1/400\n[2/380] b => 2/380\n[3/20] c => 3/20",
+            ),
+        ] {
+            let mut tracker = Tracker::default();
+            for (line, sum) in lines.lines().map(|line| line.split_once(" => ").unwrap()) {
+                tracker.line(line.trim_start());
+                let NinjaProgress { done, total } = tracker.progress();
+                assert_eq!(format!("{done}/{total}"), sum, "{case}: {line}");
+            }
+        }
     }
 
     #[test]
@@ -348,44 +377,6 @@ mod tests {
         // LLVM's runtimes have the same prefix.
         tracker.line("[amd-llvm] [1/7] c");
         assert_eq!(total(&tracker, "compiler/amd-llvm/build", false), None);
-    }
-
-    #[test]
-    fn a_build_inside_a_build_without_a_name_is_told_by_its_total() {
-        check_sums(
-            "[90/100] Performing build step for 'runtimes' => 90/100
-            [1/30] Building => 91/130
-            [20/30] Building => 110/130
-            [91/100] back outside => 111/120
-            [100/100] end => 120/120",
-        );
-    }
-
-    #[test]
-    fn running_again_does_not_go_back() {
-        check_sums(
-            "[x] [30/40] a => 30/40
-            [x] [1/40] started over => 30/40
-            [x] [31/40] caught up => 31/40
-            [x] ninja: build stopped: subcommand failed. => 31/31
-            [x] [1/9] the rest => 32/40
-            [x] [9/9] end => 40/40",
-        );
-    }
-
-    #[test]
-    fn a_finished_project_expects_nothing_more() {
-        check_sums(
-            "[x] [30/40] a => 30/40
-            [x completed in 12 seconds] => 30/30
-            [x] [1/2] installing => 31/32
-            [x] [30/40] and again => 31/41",
-        );
-    }
-
-    #[test]
-    fn ninja_may_learn_that_there_is_less_to_do() {
-        check_sums("[1/400] a => 1/400\n[2/380] b => 2/380\n[3/20] c => 3/20");
     }
 
     #[test]

@@ -118,86 +118,57 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_left_is_a_range_to_one_place() {
-        for (least, most, text) in [
-            (0, 0, "about 1.0 s left"),
-            (61, 61, "about 1 min 01 s left"),
-            (0, 1, "0–1 s left"),
-            (40, 119, "40–119 s left"),
-            (59, 121, "0–3 min left"),
-            (720, 1080, "12–18 min left"),
-            (7100, 7201, "1–3 h left"),
+    fn quantities_are_short() {
+        let seconds = Duration::from_secs;
+        let left = |least, most| left(seconds(least), seconds(most));
+        let duration = |millis| duration(Duration::from_millis(millis));
+        let age = |since| age(seconds(since));
+        for (text, wanted) in [
+            (bytes(0), "0 B"),
+            (bytes(512), "512 B"),
+            (bytes(1536), "1.5 KiB"),
+            (bytes(1_610_612_736), "1.5 GiB"),
+            (bytes(230 << 30), "230.0 GiB"),
+            (bytes(u64::MAX), "16.0 EiB"),
+            (delta(-1536), "-1.5 KiB"),
+            (delta(0), "0 B"),
+            (delta(i64::MIN), "-8.0 EiB"),
+            (bar(0, 0), ""),
+            (bar(0, 5), ""),
+            (bar(1, 96), "▏"),
+            (bar(3, 24), "█▌"),
+            (bar(5, 5), "████████████"),
+            (bar(u64::MAX, u64::MAX), "████████████"),
+            (bar(u64::MAX, 1), "████████████"),
+            (progress(512, None), "512 B"),
+            (
+                progress(1 << 30, Some(3 << 30)),
+                "1.0 GiB of 3.0 GiB (33 %)",
+            ),
+            (progress(u64::MAX, Some(1)), "16.0 EiB of 1 B (100 %)"),
+            (progress(0, Some(0)), "0 B"),
+            (left(0, 0), "about 1.0 s left"),
+            (left(61, 61), "about 1 min 01 s left"),
+            (left(0, 1), "0–1 s left"),
+            (left(40, 119), "40–119 s left"),
+            (left(59, 121), "0–3 min left"),
+            (left(720, 1080), "12–18 min left"),
+            (left(7100, 7201), "1–3 h left"),
+            (duration(0), "0 ms"),
+            (duration(999), "999 ms"),
+            (duration(3210), "3.2 s"),
+            (duration(59_949), "59.9 s"),
+            (duration(59_950), "1 min 00 s"),
+            (duration(245_000), "4 min 05 s"),
+            (duration(3_599_600), "1 h 00 min"),
+            (duration(7_380_000), "2 h 03 min"),
+            (duration(86_400_000 * 3 + 3_600_000 * 4), "3 d 4 h"),
+            (age(3), "just now"),
+            (age(300), "5 min ago"),
+            (age(100_000), "27 h ago"),
+            (age(1_036_800), "12 d ago"),
         ] {
-            let seconds = Duration::from_secs;
-            assert_eq!(left(seconds(least), seconds(most)), text);
-        }
-    }
-
-    #[test]
-    fn sizes() {
-        for (value, text) in [
-            (0, "0 B"),
-            (512, "512 B"),
-            (1536, "1.5 KiB"),
-            (1_610_612_736, "1.5 GiB"),
-            (230 << 30, "230.0 GiB"),
-            (u64::MAX, "16.0 EiB"),
-        ] {
-            assert_eq!(bytes(value), text);
-        }
-        assert_eq!(delta(-1536), "-1.5 KiB");
-        assert_eq!(delta(0), "0 B");
-        assert_eq!(delta(i64::MIN), "-8.0 EiB");
-    }
-
-    #[test]
-    fn bars() {
-        for (part, whole, text) in [
-            (0, 0, ""),
-            (0, 5, ""),
-            (1, 96, "▏"),
-            (3, 24, "█▌"),
-            (5, 5, "████████████"),
-            (u64::MAX, u64::MAX, "████████████"),
-            (u64::MAX, 1, "████████████"),
-        ] {
-            assert_eq!(bar(part, whole), text, "{part} of {whole}");
-        }
-    }
-
-    #[test]
-    fn progresses() {
-        assert_eq!(progress(512, None), "512 B");
-        assert_eq!(
-            progress(1 << 30, Some(3 << 30)),
-            "1.0 GiB of 3.0 GiB (33 %)"
-        );
-        assert_eq!(progress(u64::MAX, Some(1)), "16.0 EiB of 1 B (100 %)");
-        assert_eq!(progress(0, Some(0)), "0 B");
-    }
-
-    #[test]
-    fn durations() {
-        for (millis, text) in [
-            (0, "0 ms"),
-            (999, "999 ms"),
-            (3210, "3.2 s"),
-            (59_949, "59.9 s"),
-            (59_950, "1 min 00 s"),
-            (245_000, "4 min 05 s"),
-            (3_599_600, "1 h 00 min"),
-            (7_380_000, "2 h 03 min"),
-            (86_400_000 * 3 + 3_600_000 * 4, "3 d 4 h"),
-        ] {
-            assert_eq!(duration(Duration::from_millis(millis)), text, "{millis}");
-        }
-        for (seconds, text) in [
-            (3, "just now"),
-            (300, "5 min ago"),
-            (100_000, "27 h ago"),
-            (1_036_800, "12 d ago"),
-        ] {
-            assert_eq!(age(Duration::from_secs(seconds)), text);
+            assert_eq!(text, wanted);
         }
     }
 }
