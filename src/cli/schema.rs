@@ -46,7 +46,7 @@ pub(crate) fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
         Subject::Config => schemars::schema_for!(config::File).to_value(),
         Subject::Record => schemars::schema_for!(Record).to_value(),
         Subject::Metrics => schemars::schema_for!(metrics::Row).to_value(),
-        Subject::Events => events()?,
+        Subject::Events => events(),
     };
     if let Some(top) = schema.as_object_mut() {
         let name = args.what.to_possible_value();
@@ -59,20 +59,17 @@ pub(crate) fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
 }
 
 /// Returns the schema of one line: an event with the version and time at the start of every line.
-fn events() -> Result<serde_json::Value> {
-    let mut schema = schemars::schema_for!(Event).to_value();
-    let top = schema
-        .as_object_mut()
-        .ok_or_else(|| unexpected!("the schema of events is not an object"))?;
-    top.insert(
+fn events() -> serde_json::Value {
+    let mut schema = schemars::schema_for!(Event);
+    schema.insert(
         "properties".to_owned(),
         serde_json::json!({
             "schema": { "description": "Version of the stream.", "const": SCHEMA },
             "time": { "description": "When it happened.", "type": "string", "format": "date-time" },
         }),
     );
-    top.insert("required".to_owned(), serde_json::json!(["schema", "time"]));
-    Ok(schema)
+    schema.insert("required".to_owned(), serde_json::json!(["schema", "time"]));
+    schema.to_value()
 }
 
 #[cfg(test)]

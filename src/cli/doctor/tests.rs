@@ -225,18 +225,3 @@ fn a_store_that_is_not_mounted_or_broken_stops_everything() {
     facts.store.method = Some(Method::Reflink);
     assert!(is_fit(&examine(&facts)));
 }
-
-#[test]
-fn what_is_missing_always_has_a_command() {
-    let mut facts = debian();
-    facts.missing = TOOLS.iter().map(|tool| tool.name.to_owned()).collect();
-    facts.nspawn = None;
-    facts.cgroup = Cgroups::default();
-    facts.overlay = false;
-    facts.store.unmounted = Some("/mnt".into());
-    facts.store.method = None;
-    facts.gpu = gpu::tests::without_driver();
-    for check in of(&facts, CheckState::Missing) {
-        assert!(check.command.is_some(), "{check:?}");
-    }
-}

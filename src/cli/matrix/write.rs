@@ -171,7 +171,6 @@ pub struct KubernetesArgs {
     cluster: Cluster,
 }
 
-/// Prints the jobs, or the result of submitting them.
 pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
     if cx.json && !matches!(form, For::Json(_)) {
         return Err(usage!("this command writes no JSON")
@@ -248,26 +247,15 @@ impl Call {
         Repository::parse(registry)?;
         Ok(Share::Registry(registry.clone()))
     }
-
-    /// Refuses `--secret` for systems that store no secrets.
-    fn without_secrets(&self, help: &str) -> Result<()> {
-        match self.secrets.first() {
-            None => Ok(()),
-            Some(secret) => Err(usage!(
-                "`--secret {}={}`: these jobs get no secrets",
-                secret.variable,
-                secret.name
-            )
-            .help(help)),
-        }
-    }
 }
 
 impl SlurmArgs {
     fn script(&self, cx: &Context) -> Result<String> {
-        self.call.without_secrets(
-            "export the variable before you submit: `sbatch` passes its environment on",
-        )?;
+        if let Some(Secret { variable, name }) = self.call.secrets.first() {
+            let error = usage!("`--secret {variable}={name}`: these jobs get no secrets");
+            let help = "export the variable before you submit: `sbatch` passes its environment on";
+            return Err(error.help(help));
+        }
         // Without `--gres`, a task may run on a node without a GPU.
         let gpu = match self.site.gres {
             Some(_) => NEEDED,
@@ -385,7 +373,7 @@ fn scheduled(
 impl Part {
     /// Returns the envs of the shard, possibly none.
     fn cells(&self) -> Result<Vec<Cell>> {
-        let cells = self.all()?;
+        let cells = cells(&self.which.profile, &self.which.targets)?;
         Ok(match self.shard {
             Some(shard) => shard.of(cells),
             None => cells,
@@ -396,12 +384,8 @@ impl Part {
     /// is a mistake.
     fn some_cells(&self) -> Result<Vec<Cell>> {
         if let Some(shard) = self.shard {
-            shard.check(self.all()?.len())?;
+            shard.check(cells(&self.which.profile, &self.which.targets)?.len())?;
         }
         self.cells()
-    }
-
-    fn all(&self) -> Result<Vec<Cell>> {
-        cells(&self.which.profile, &self.which.targets)
     }
 }
