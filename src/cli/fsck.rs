@@ -3,8 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::engine::choose::{Sockets, service_at};
-use crate::engine::docker::Service;
+use crate::engine::choose::service_at;
 use crate::plan::resolve::Engine;
 use crate::store::check::{Attempt, Findings, Problem, examine, repair, repair_format};
 use crate::sys::error::{Error, Result};
@@ -29,8 +28,9 @@ struct Line {
 
 /// Checks the store; returns the exit code.
 pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
-    // Must precede opening the store, which makes an ordinary user root of a user namespace.
-    let services = services(&cx.config.sockets);
+    // The services that answer. Must precede opening the store, which makes an ordinary user root of a user namespace.
+    let connect = |engine| service_at(engine, &cx.config.sockets).ok();
+    let services: Vec<_> = Engine::SERVICES.into_iter().filter_map(connect).collect();
     let mut lines = Vec::new();
     let format = repair_format(&cx.config.home, args.repair).map_err(advised)?;
     let damaged = format.is_some();
@@ -98,14 +98,6 @@ pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
         show(cx, &lines, &found.notes, args.repair);
     }
     Ok(u8::from(!clean))
-}
-
-/// Connects to the services that rockenv would use and that answer.
-fn services(sockets: &Sockets) -> Vec<Service> {
-    Engine::SERVICES
-        .into_iter()
-        .filter_map(|engine| service_at(engine, sockets).ok())
-        .collect()
 }
 
 /// Adds the command to type for a user without access to the store.

@@ -79,20 +79,20 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     if !tools.is_empty() {
         announce(cx, &tools);
     }
-    if let Some(image) = &image {
-        cx.ui.note("a btrfs store in a file:");
-        for step in image.steps() {
+    let announce_steps = |title: &str, steps: Vec<String>| {
+        cx.ui.note(title);
+        for step in steps {
             cx.ui.note(&format!("  {step}"));
         }
+    };
+    if let Some(image) = &image {
+        announce_steps("a btrfs store in a file:", image.steps());
         for warning in &image.warnings {
             cx.ui.warn(warning);
         }
     }
     if let Some(timer) = &timer {
-        cx.ui.note("a timer that runs `gc`:");
-        for step in timer.steps() {
-            cx.ui.note(&format!("  {step}"));
-        }
+        announce_steps("a timer that runs `gc`:", timer.steps());
     }
     let what = match (tools.is_empty(), &image) {
         (false, _) => "installing packages",
@@ -253,12 +253,8 @@ fn show(
     if let Some(command) = command {
         cx.ui.data(&format!("would run: {command}\n"));
     }
-    if let Some(image) = image {
-        for step in image.steps() {
-            cx.ui.data(&format!("would {step}\n"));
-        }
-    }
-    for step in timer.map(Timer::steps).unwrap_or_default() {
+    let steps = image.map(StoreImage::steps).into_iter();
+    for step in steps.chain(timer.map(Timer::steps)).flatten() {
         cx.ui.data(&format!("would {step}\n"));
     }
     Ok(())
