@@ -438,8 +438,9 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     let path = root.join("format");
     let message = match fs::read(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let known = ["envs", "layers", "images"];
-            if !known.iter().all(|name| root.join(name).is_dir()) {
+            let has_all = DATA.iter().all(|name| root.join(name).is_dir());
+            // Other commands refuse such a store until its `format` is repaired.
+            if !has_all && !has_lost_format(root)? {
                 return Ok(None);
             }
             "is missing".to_owned()
@@ -474,10 +475,15 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     }))
 }
 
-/// Returns whether a directory without `format` has the data of a store. A store that is being created has none yet.
+/// Directories of a store's data.
+const DATA: [&str; 3] = ["envs", "layers", "images"];
+
+/// Returns whether a directory has the data of a store, but no `format`. A store that is being created has none yet.
 pub(in crate::store) fn has_lost_format(root: &Path) -> Result<bool> {
     let has_data = |place| names(&root.join(place)).is_ok_and(|names| !names.is_empty());
-    Ok(["envs", "layers", "images"].into_iter().any(has_data) && is_written_by_rockenv(root)?)
+    let has_data = DATA.into_iter().any(has_data) && is_written_by_rockenv(root)?;
+    // Looked for last: another command may have created the store, and an env in it, a moment ago.
+    Ok(has_data && fs::symlink_metadata(root.join("format")).is_err())
 }
 
 /// Returns whether rockenv wrote the content of a directory, which a repair may delete. Directory names prove
