@@ -158,6 +158,7 @@ impl Store {
     /// Closes the store's directories to other local users, except `user` and owners of files in caches, sources and
     /// outputs. Earlier versions left them open. Makes those that somebody removed, for example to free their space.
     pub fn close(&self, user: u32) -> Result<()> {
+        // Returns the mode of a directory, and makes a missing one.
         let mode = |path: &Path| -> Result<u32> {
             Obstacle::check(path)?;
             match fs::symlink_metadata(path) {

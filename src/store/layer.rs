@@ -192,11 +192,14 @@ impl Store {
         let merged = tree::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
             .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))
             .and_then(|()| Ok(fs::rename(&temporary, &flat)?));
-        merged.or_else(|error| {
+        if merged.is_err() {
             self.discard(&temporary).ok();
+        }
+        match merged {
             // Another command merged the same chain, and its result is just as good.
-            flat.exists().then_some(()).ok_or(error)
-        })
+            Err(_) if flat.exists() => Ok(()),
+            other => other,
+        }
     }
 
     /// Returns the directory with the files of the live tree or the layer in `directory`.

@@ -84,8 +84,10 @@ impl Store {
 
     /// Returns whether an image that was copied to a service is still there.
     fn has_copy(&self, service: &Service, key: &ImageKey) -> Result<bool> {
-        let id = self.imported_id(&service.socket, key)?;
-        id.map_or(Ok(false), |id| Ok(service.image(&id)?.is_some()))
+        match self.imported_id(&service.socket, key)? {
+            Some(id) => Ok(service.image(&id)?.is_some()),
+            None => Ok(false),
+        }
     }
 
     /// Returns the id of a store's image at a service, if it was copied there. Version 0.1.0 recorded images by a name

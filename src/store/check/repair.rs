@@ -495,22 +495,27 @@ fn is_written_by_rockenv(root: &Path) -> Result<bool> {
     if is_id && text(TAG) == TAG_TEXT {
         return Ok(true);
     }
-    let has = |room: &str, is_ours: fn(&str, &Path) -> bool| -> Result<bool> {
-        let room = root.join(room);
-        Ok(names(&room)?
-            .iter()
-            .any(|name| is_ours(name, &room.join(name))))
+    let is_env = |name: &str, directory: &Path| {
+        let is_record = |record: Read<Record>| record.fine().is_some();
+        name.parse::<EnvName>().is_ok() && is_record(read(&directory.join("record.json")))
     };
-    Ok(has("envs", |name, env| {
-        let record = || read::<Record>(&env.join("record.json"));
-        name.parse::<EnvName>().is_ok() && record().fine().is_some()
-    })? || has("layers", |name, layer| {
-        let layer = read::<Layer>(&layer.join("layer.json"));
+    let is_layer = |name: &str, directory: &Path| {
+        let layer: Read<Layer> = read(&directory.join("layer.json"));
         layer.fine().is_some_and(|layer| *layer.id == *name)
-    })? || has("images", |name, image| {
-        let image = read::<Image>(&image.join("image.json"));
+    };
+    let is_image = |name: &str, directory: &Path| {
+        let image: Read<Image> = read(&directory.join("image.json"));
         image.fine().is_some_and(|image| *image.key == *name)
-    })?)
+    };
+    Ok(has_entry(&root.join("envs"), is_env)?
+        || has_entry(&root.join("layers"), is_layer)?
+        || has_entry(&root.join("images"), is_image)?)
+}
+
+/// Returns whether `is_ours` accepts the name and the path of an entry of a directory.
+fn has_entry(directory: &Path, is_ours: impl Fn(&str, &Path) -> bool) -> Result<bool> {
+    let mut names = names(directory)?.into_iter();
+    Ok(names.any(|name| is_ours(&name, &directory.join(&name))))
 }
 
 /// Determines the snapshot method from existing trees, or else from the file system's capabilities.

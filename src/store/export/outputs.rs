@@ -270,10 +270,12 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
     let attempt = store.attempt(env.name(), record)?;
     let stands = || {
         let is_open = |step: &StepRecord| step.outcome == Step::Pending;
-        let begun = record.steps.iter().position(is_open);
-        let (done, later) = record.steps.split_at(begun.unwrap_or(record.steps.len()));
+        let steps = &record.steps;
+        let first_open = steps.iter().position(is_open).unwrap_or(steps.len());
+        let (done, later) = steps.split_at(first_open);
         let passes = |step: &StepRecord| step.outcome.is_done();
-        let passed = (done.iter()).all(|step| passes(step) || step.outcome == Step::Skipped);
+        let is_past = |step: &StepRecord| passes(step) || step.outcome == Step::Skipped;
+        let passed = done.iter().all(is_past);
         let last = done.iter().rfind(|step| passes(step))?;
         let snapshot = record.snapshot(&last.name)?;
         let fits = snapshot.key.is_some()
