@@ -68,8 +68,8 @@ struct VolumeRestore {
     /// Listings of layers of the same env.
     ours: Vec<Listing>,
     items: Vec<Item>,
-    /// Results whose place is taken by a file that stays, in the order of their paths.
-    stays: Vec<PathBuf>,
+    /// Results whose place is taken by a file that stays.
+    stays: BTreeSet<PathBuf>,
 }
 
 /// The work to restore results that an env's output lacks.
@@ -263,7 +263,7 @@ fn is_still(old: &ListingEntry, directory: &Path, path: &Path) -> Result<()> {
 }
 
 impl VolumeRestore {
-    /// Decides about a result. A directory comes before its content.
+    /// Decides about a result. Results come in the order of their paths: a directory before its content.
     fn decide(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
         // Nothing can be written below a file that stays.
         let above = self.stays.last();
@@ -302,7 +302,7 @@ impl VolumeRestore {
             // The difference does no harm, and `status --check` reports it.
             ResultState::Mode(_) if entry.is_directory() => return Ok(()),
             ResultState::Blocked | ResultState::Mode(_) | ResultState::Other(_) => {
-                self.stays.push(item.path);
+                self.stays.insert(item.path);
                 return Ok(());
             }
         }
