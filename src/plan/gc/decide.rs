@@ -360,13 +360,20 @@ struct Candidates {
     sums: Vec<(u64, u64)>,
     /// Rank of each unit by age, oldest first.
     age: Vec<usize>,
-    /// The best unit is on top, the oldest of those with the same worth. An entry is stale if its figures differ from
+    /// The best unit is on top, the oldest of those with the same worth. An entry is stale if its sums differ from
     /// `sums`.
     queue: BinaryHeap<Candidate>,
 }
 
-/// Bytes for a millisecond of rebuild time with 64 binary places, the age, the unit, and its sums.
-type Candidate = (u128, Reverse<usize>, usize, (u64, u64));
+/// A unit to remove, with its figures when it was queued. The greatest is the best, compared field by field.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    /// Bytes for each millisecond of rebuild time, with 64 binary places: exact up to seven weeks.
+    worth: u128,
+    age: Reverse<usize>,
+    at: usize,
+    sums: (u64, u64),
+}
 
 impl Candidates {
     fn of(decider: &Decider) -> Self {
@@ -401,17 +408,20 @@ impl Candidates {
     fn enter(&mut self, at: usize) {
         let (bytes, rebuild_ms) = self.sums[at];
         if bytes > 0 {
-            let worth = (u128::from(bytes) << 64) / u128::from(rebuild_ms.max(1));
-            let age = Reverse(self.age[at]);
-            self.queue.push((worth, age, at, self.sums[at]));
+            self.queue.push(Candidate {
+                worth: (u128::from(bytes) << 64) / u128::from(rebuild_ms.max(1)),
+                age: Reverse(self.age[at]),
+                at,
+                sums: (bytes, rebuild_ms),
+            });
         }
     }
 
     /// Returns the best remaining unit and the bytes that it frees. Each unit is returned once for the same figures.
     fn best(&mut self, gone: &[bool]) -> Option<(usize, u64)> {
-        while let Some((_, _, best, sums)) = self.queue.pop() {
-            if !gone[best] && self.sums[best] == sums {
-                return Some((best, sums.0));
+        while let Some(Candidate { at, sums, .. }) = self.queue.pop() {
+            if !gone[at] && self.sums[at] == sums {
+                return Some((at, sums.0));
             }
         }
         None
