@@ -89,7 +89,12 @@ pub(crate) fn up(
             cx.ui.reporter(Format::Json).finish(outcome, "");
         }
     });
-    let (selection, store, task, claim) = begun?;
+    let Begun {
+        selection,
+        store,
+        task,
+        claim,
+    } = begun?;
     let (task, reporter) = (&task, &task.reporter);
     selection.notes.iter().for_each(|note| reporter.warn(note));
     let name = &selection.name;
@@ -162,11 +167,17 @@ pub(crate) fn up(
     Ok(code)
 }
 
+/// A request that may work, and what its stages share.
+struct Begun<'a> {
+    selection: Selection,
+    store: Store,
+    task: Task<'a>,
+    /// Of an ephemeral env.
+    claim: Option<OwnerLock>,
+}
+
 /// Refuses requests that cannot work; opens the store and the file of metrics, and claims an ephemeral env.
-fn begin<'a>(
-    cx: &'a Context,
-    args: &UpOptions,
-) -> Result<(Selection, Store, Task<'a>, Option<OwnerLock>)> {
+fn begin<'a>(cx: &'a Context, args: &UpOptions) -> Result<Begun<'a>> {
     let selection = args.plan.select(cx, "up")?;
     check_rights(cx, args, &selection)?;
     let store = cx.store()?;
@@ -194,7 +205,12 @@ fn begin<'a>(
         signals,
         reporter,
     };
-    Ok((selection, store, task, claim))
+    Ok(Begun {
+        selection,
+        store,
+        task,
+        claim,
+    })
 }
 
 /// Refuses a request that this user, this machine or the configuration cannot serve.
