@@ -334,8 +334,8 @@ mod tests {
             ("p --ephemeral --force", "p --force --ephemeral", ""),
             (kept, kept, ""),
             (
-                "p --rerun a --offline --clean",
-                "p",
+                "p --jobs 2 --rerun a --offline --clean",
+                "p --jobs 2",
                 " --rerun a --clean --offline",
             ),
         ] {

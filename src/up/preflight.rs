@@ -518,13 +518,16 @@ mod tests {
             "{help}"
         );
         // Every reason is named at once.
-        let Refused { reasons, help } = refused(119 * GIB, None).unwrap();
-        assert_has!(reasons[0], "40.0 GiB of memory");
-        assert_has!(reasons[1], "230.0 GiB of disk");
+        let needs = needs(31 * GIB, 119 * GIB, None, None);
+        let error = needs.preflight().unwrap_err();
+        assert_has!(error.message(), "40.0 GiB of memory");
+        assert_has!(error.message(), "230.0 GiB of disk");
         assert_eq!(
-            help,
-            "build on a machine with 40.0 GiB, and free 111.0 GiB more (`rockenv gc --dry-run` shows what rockenv can free), \
-             start from prebuilt parts with --from rocm (60.0 GiB) or --from wheels (20.0 GiB), or add --force"
+            error.help_text(),
+            Some(
+                "build on a machine with 40.0 GiB, and free 111.0 GiB more (`rockenv gc --dry-run` shows what rockenv can free), \
+                 start from prebuilt parts with --from rocm (60.0 GiB) or --from wheels (20.0 GiB), or add --force"
+            )
         );
     }
 

@@ -427,6 +427,7 @@ mod tests {
             assert_eq!(fs::read_to_string(into.join(name)).unwrap(), "mine");
         }
         assert!(layer.join("d/step").exists() && layer.join("later").exists());
+        assert!(!into.join("d/step").exists() && !into.join("later").exists());
         assert!(!keep(&commands, &layer, &env.join("none")).unwrap());
         assert!(!env.join("none").exists());
         // Another command may have removed the view by then.
