@@ -21,7 +21,7 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
         text.push(one_at_a_time(file));
     }
     let metrics = match metrics(pipeline) {
-        Some(path) if !Path::new(&path).components().all(is_below) => {
+        Some(path) if !is_in_checkout(&path) => {
             return Err(
                 usage!("`--metrics {path}`: GitLab keeps only files of the checkout")
                     .help(format!("--metrics {METRICS}")),
@@ -117,8 +117,9 @@ fn metrics(pipeline: &Pipeline) -> Option<String> {
     take_option(&pipeline.calls.options, "--metrics").1
 }
 
-fn is_below(part: Component<'_>) -> bool {
-    matches!(part, Component::CurDir | Component::Normal(_))
+fn is_in_checkout(path: &str) -> bool {
+    let mut parts = Path::new(path).components();
+    parts.all(|part| matches!(part, Component::CurDir | Component::Normal(_)))
 }
 
 /// Writes a job's variables. Secrets whose variable has the secret's own name come from the project's settings. Without

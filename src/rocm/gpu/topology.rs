@@ -33,10 +33,10 @@ pub(super) fn read(nodes: &Path, pci: &Path) -> (Vec<Gpu>, bool) {
         .collect();
     found.sort_by_key(|(number, _)| *number);
     let mut gpus: Vec<Gpu> = found.into_iter().map(|(_, gpu)| gpu).collect();
-    let all: Vec<String> = gpus.iter().map(|gpu| gpu.pci.clone()).collect();
+    let addresses: Vec<String> = gpus.iter().map(|gpu| gpu.pci.clone()).collect();
     for (index, gpu) in gpus.iter_mut().enumerate() {
         gpu.index = index;
-        let parts = all.iter().filter(|pci| **pci == gpu.pci).count();
+        let parts = addresses.iter().filter(|pci| **pci == gpu.pci).count();
         gpu.partition = gpu.partition.filter(|_| parts > 1);
     }
     (gpus, hidden)
