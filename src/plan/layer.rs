@@ -37,6 +37,7 @@ impl VolumeState {
 pub struct Layer {
     /// Its directory's name.
     pub id: LayerId,
+    /// The step's key, if a step made it.
     #[serde(default)]
     pub key: Option<StepKey>,
     /// The layer below; `None` is the image.

@@ -67,7 +67,8 @@ fn shift_value(value: Spanned<DeValue<'_>>, by: usize) -> Spanned<DeValue<'_>> {
     Spanned::new(place, value)
 }
 
-/// Returns the merged content of the files as far as their structure is valid. What is not goes to `unread`.
+/// Returns the merged content of the files as far as their structure is valid. Problems with the other parts go to
+/// `unread`.
 pub(crate) fn merge<'t>(
     sources: &'t Sources,
     unread: &mut Vec<(UnreadPart, Problem)>,

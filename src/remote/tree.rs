@@ -122,8 +122,8 @@ impl Tree {
         Ok(leaves.map(|(path, _)| below.join(path)).collect())
     }
 
-    /// Moves the entry at `below` to the same place in another tree on the same file system. Returns false if there is
-    /// one.
+    /// Moves the entry at `below` to the same place in another tree on the same file system. Returns false if that
+    /// place is taken.
     pub(crate) fn move_to(&self, below: &Path, to: &Self) -> Result<bool> {
         let shown = || {
             let [from, to] = [self, to].map(|tree| tree.path.join(below));

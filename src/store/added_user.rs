@@ -150,6 +150,7 @@ impl<'a> AddedUser<'a> {
     }
 }
 
+/// Returns mode, owner and group.
 fn rights(found: &Metadata) -> (u32, u32, u32) {
     (found.mode() & 0o7777, found.uid(), found.gid())
 }

@@ -227,6 +227,7 @@ impl LockedEnv<'_> {
         }
     }
 
+    /// Changes a copy of the record and commits it.
     pub fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut record = self.known_record()?.clone();
         change(&mut record);

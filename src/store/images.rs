@@ -34,6 +34,7 @@ struct Reference {
     key: ImageKey,
 }
 
+/// An image that was rebuilt, and how the new one differs.
 #[derive(Debug)]
 pub struct VerifiedImage {
     pub image: Image,

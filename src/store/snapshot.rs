@@ -24,6 +24,7 @@ use crate::tree;
 pub struct Freeze<'a> {
     pub tree: &'a TreeId,
     pub parent: Option<&'a LayerId>,
+    /// Name of the snapshot in the env.
     pub name: &'a str,
     /// The step's key, if a step made it.
     pub key: Option<&'a StepKey>,

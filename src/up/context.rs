@@ -71,7 +71,8 @@ impl Context {
         self.opened(self.existing_store()?)
     }
 
-    /// Closes the store's directories to all users but the build user and the person behind `sudo`.
+    /// Closes an opened store's directories to all users but the build user and the person behind `sudo`, and removes
+    /// envs left by killed commands.
     fn opened(&self, store: Store) -> Result<Store> {
         if let Some(person) = account::caller().person() {
             store.close(person.uid)?;

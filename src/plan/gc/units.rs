@@ -19,6 +19,7 @@ pub(super) struct Unit {
     pub(super) bytes: u64,
     pub(super) rebuild_ms: u64,
     pub(super) used: Timestamp,
+    /// Why it is garbage, if it is.
     pub(super) garbage: Option<String>,
     /// Its parent, if that is removable too.
     pub(super) below: Option<usize>,

@@ -118,6 +118,7 @@ impl Check<'_> {
         self.problems.push(problem.unless(UnreadPart::Part));
     }
 
+    /// Refuses keys that are only for `what`.
     fn only_for<const N: usize>(&mut self, what: &str, keys: [(&str, Option<Place>); N]) {
         for (key, place) in keys {
             if let Some(place) = place {

@@ -35,6 +35,7 @@ pub(crate) struct Gpu {
     pub isa: String,
     /// PCI address, such as `0000:03:00.0`.
     pub pci: String,
+    /// Partition number, if the device is partitioned.
     pub partition: Option<u32>,
     /// Name of the render node, such as `renderD128`.
     pub render: String,

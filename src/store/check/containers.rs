@@ -14,7 +14,9 @@ pub struct ContainerItem {
     pub flavour: Flavour,
     pub socket: PathBuf,
     pub id: String,
+    /// Id of the env that it was made for.
     pub env: Option<EnvId>,
+    /// Its live tree, if it has one.
     pub tree: Option<TreeId>,
 }
 
