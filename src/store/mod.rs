@@ -534,6 +534,18 @@ mod tests {
     }
 
     #[test]
+    fn a_store_without_its_format_and_a_directory_is_refused_until_it_is_repaired() {
+        let (_home, store) = Store::scratch();
+        store.put_layer(&Layer::sample("a".into()));
+        fs::remove_file(store.root.join("format")).unwrap();
+        fs::remove_dir(store.root.join("images")).unwrap();
+        let error = Store::open_existing(&store.root).unwrap_err();
+        assert_has!(error.message(), "lost its file `format`");
+        assert!(check::repair_format(&store.root, true).unwrap().is_some());
+        assert!(Store::open_existing(&store.root).unwrap().is_some());
+    }
+
+    #[test]
     fn a_store_has_a_path_that_engines_accept() {
         use std::os::unix::ffi::OsStrExt as _;
         let directory = tempfile::tempdir().unwrap();
