@@ -183,7 +183,8 @@ impl<'a> Checkout<'a> {
             .args(["-c", "protocol.allow=never"]))
     }
 
-    /// Creates the links of a directory that replaces `.git`. Returns the directory in it for what all work trees share.
+    /// Creates the links of a directory that replaces `.git`. Returns the directory in it for what all work trees
+    /// share.
     fn lay_out(&self, own: &Path, common: &Path) -> Result<PathBuf> {
         let place = self.place.path.as_path();
         // In the format `reftable`, another work tree has tables of its own, with its `HEAD`.
@@ -287,8 +288,8 @@ impl<'a> Checkout<'a> {
         Ok(named.iter().map(|path| directory.join(path)).collect())
     }
 
-    /// Returns the values of the settings in a file whose names begin with one of `names`, as git expands paths: they may
-    /// start in a home or where git is installed.
+    /// Returns the values of the settings in a file whose names begin with one of `names`, as git expands paths: they
+    /// may start in a home or where git is installed.
     fn paths(&self, file: &Path, listed: &[Setting], names: [&str; 2]) -> Result<Vec<PathBuf>> {
         let is_one = |(name, _): &Setting| names.iter().any(|begin| name.starts_with(*begin));
         if !listed.iter().any(is_one) {
