@@ -183,28 +183,19 @@ mod tests {
     }
 
     #[test]
-    fn files_are_fetched_once_and_known_by_sha256() {
+    fn a_file_that_gc_removed_is_fetched_again_though_a_link_to_it_remains() {
         let (host, seen) = serve();
         let blobs = tempfile::tempdir().unwrap();
-        let pieces = [
-            piece(format!("http://{host}/a"), "SHA256", "a"),
-            piece(format!("http://{host}/b"), "SHA512", "b"),
-        ];
-        for _ in 0..2 {
-            let paths = fetch(&pieces, blobs.path(), None).unwrap();
-            assert_eq!(fs_err::read_to_string(&paths[0]).unwrap(), "a");
-            assert_eq!(fs_err::read_to_string(&paths[1]).unwrap(), "b");
-        }
-        assert_eq!(seen.lock().unwrap().len(), 2);
+        let pieces = [piece(format!("http://{host}/b"), "SHA512", "b")];
         let kept = blobs.path().join("sha256");
-        assert_eq!(fs_err::read_dir(&kept).unwrap().count(), 2);
-        let known = kept.join(hex::encode(Sha256::digest("b")));
-        assert_eq!(fs_err::read_to_string(&known).unwrap(), "b");
-        // A file that `gc` removed is fetched again, even if a link to it remains.
-        fs_err::remove_file(&known).unwrap();
-        fetch(&pieces, blobs.path(), None).unwrap();
-        assert_eq!(seen.lock().unwrap().len(), 3);
-        assert!(known.is_file());
+        for _ in 0..2 {
+            fetch(&pieces, blobs.path(), None).unwrap();
+            assert_eq!(fs_err::read_dir(&kept).unwrap().count(), 1);
+            let known = kept.join(hex::encode(Sha256::digest("b")));
+            assert_eq!(fs_err::read_to_string(&known).unwrap(), "b");
+            fs_err::remove_file(&known).unwrap();
+        }
+        assert_eq!(*seen.lock().unwrap(), ["/b", "/b"]);
     }
 
     #[test]
@@ -222,16 +213,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_named_with_its_address() {
+    fn the_login_of_a_mirror_is_in_no_message() {
         let (host, _) = serve();
         let blobs = tempfile::tempdir().unwrap();
-        let gone = piece(format!("http://{host}/gone"), "SHA256", "a");
-        let error = fetch(&[gone], blobs.path(), None).unwrap_err();
-        assert_eq!(
-            error.message(),
-            format!("cannot fetch `n` from `http://{host}/gone`")
-        );
-        assert_has!(error.chain().join(" "), "404");
         let far = piece("https://far.invalid/x/gone".to_owned(), "SHA256", "b");
         let mirror = format!("http://bob:secret@{host}/m");
         let mirror = ("far.invalid", mirror.as_str());
@@ -241,9 +225,5 @@ mod tests {
             format!("cannot fetch `n` from `http://{host}/m/x/gone`")
         );
         assert!(!error.chain().join(" ").contains("secret"));
-        let other = piece(format!("http://{host}/a"), "SHA512", "other");
-        let error = fetch(&[other], blobs.path(), None).unwrap_err();
-        assert_eq!(error.kind(), Kind::Drift);
-        assert_has!(error.chain().join(" "), "has SHA-512");
     }
 }

@@ -43,17 +43,20 @@ pub(super) fn ok(body: &[u8]) -> Vec<u8> {
 
 /// Downloads a file that has `content`.
 fn get(url: &str, blobs: &Path) -> Result<PathBuf> {
-    get_with(url, blobs, &AtomicBool::new(false), &mut |_, _| {})
+    get_with(url, blobs, &mut |_, _| {})
 }
 
 fn get_with(
     url: &str,
     blobs: &Path,
-    cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<PathBuf> {
-    let sha256 = hex::encode(Sha256::digest(b"content"));
-    fetch_by(url, &sha256, MOST, blobs, false, cancel, progress)
+    let (sha256, cancel) = (content_sha256(), AtomicBool::new(false));
+    fetch_by(url, &sha256, MOST, blobs, false, &cancel, progress)
+}
+
+fn content_sha256() -> String {
+    hex::encode(Sha256::digest(b"content"))
 }
 
 /// Returns the error of a download from nowhere, with the rules for users.
@@ -67,8 +70,8 @@ fn refused(url: &str) -> Error {
 fn leave_behind(partial: &str, blobs: &Path) {
     let directory = blobs.join("sha256");
     fs_err::create_dir_all(&directory).unwrap();
-    let sha256 = hex::encode(Sha256::digest(b"content"));
-    fs_err::write(directory.join(format!(".{sha256}.partial")), partial).unwrap();
+    let name = format!(".{}.partial", content_sha256());
+    fs_err::write(directory.join(name), partial).unwrap();
 }
 
 #[test]
@@ -83,19 +86,6 @@ fn the_end_of_work_ends_the_wait_for_it() {
         in_thread(work, || {}).unwrap();
         began.elapsed() < POLL
     }));
-}
-
-#[test]
-fn a_download_goes_on_in_another_run() {
-    let dir = tempfile::tempdir().unwrap();
-    let cut = || b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec();
-    let url = serve(1, move |_| cut());
-    assert!(get(&url, dir.path()).is_err());
-    let url = serve(1, |head| {
-        assert_has!(head, "range: bytes=3-");
-        REST.to_vec()
-    });
-    get(&url, dir.path()).unwrap();
 }
 
 #[test]
@@ -118,7 +108,7 @@ fn a_damaged_blob_is_fetched_again() {
     let wanted = Download {
         name: "file",
         algorithm: Algorithm::Sha256,
-        digest: &hex::encode(Sha256::digest(b"content")),
+        digest: &content_sha256(),
         size: Size::AtMost(7),
     };
     let cancel = AtomicBool::new(false);
@@ -140,9 +130,9 @@ fn a_server_without_ranges_starts_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(1, |_| ok(b"content"));
     leave_behind("garbage that is longer", dir.path());
-    let (mut totals, cancel) = (Vec::new(), AtomicBool::new(false));
+    let mut totals = Vec::new();
     let mut progress = |_: u64, total: Option<u64>| totals.push(total);
-    get_with(&url, dir.path(), &cancel, &mut progress).unwrap();
+    get_with(&url, dir.path(), &mut progress).unwrap();
     // The progress does not count what was thrown away.
     assert!(totals.into_iter().flatten().all(|total| total == 7));
 }
@@ -191,18 +181,6 @@ fn a_server_without_end_fills_no_disk() {
 fn plain_http_is_refused() {
     let chain = refused("http://127.0.0.1:9/x").chain().join(": ");
     assert_has!(chain, "scheme");
-}
-
-#[test]
-fn cancel_stops_a_server_that_is_silent() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/x", listener.local_addr().unwrap());
-    let dir = tempfile::tempdir().unwrap();
-    let cancel = AtomicBool::new(false);
-    let outcome = get_with(&url, dir.path(), &cancel, &mut |_, _| {
-        cancel.store(true, Ordering::Relaxed);
-    });
-    assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
 }
 
 #[test]
