@@ -280,16 +280,18 @@ fn decode(auth: &str, path: &Path) -> Result<Login> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    fn user(file: &str) -> Result<Option<String>> {
+    fn user(file: &dyn std::fmt::Display) -> Result<Option<String>> {
         user_at("h.example:5000", file)
     }
 
-    fn user_at(host: &str, file: &str) -> Result<Option<String>> {
+    fn user_at(host: &str, file: &dyn std::fmt::Display) -> Result<Option<String>> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("auth.json");
-        fs_err::write(&path, file).unwrap();
+        fs_err::write(&path, file.to_string()).unwrap();
         let files = [directory.path().join("absent"), path];
         let mut ask = |keeper: &CredentialHelper<'_>| {
             let user = format!("{} for {} {}", keeper.name, keeper.server, keeper.promised);
@@ -302,84 +304,83 @@ mod tests {
         find("team/app", host, &files, &mut ask).map(|login| login.map(|login| login.user))
     }
 
+    fn auth(user: &str) -> Value {
+        json!({ "auth": STANDARD.encode(format!("{user}:p:w")) })
+    }
+
     #[test]
     fn the_closest_entry_wins() {
-        let auth = |user: &str| {
-            format!(
-                "{{\"auth\":\"{}\"}}",
-                STANDARD.encode(format!("{user}:p:w"))
-            )
-        };
-        let file = |entries: &[(&str, &str)]| {
-            let entries: Vec<_> = entries
-                .iter()
-                .map(|(key, user)| format!("\"{key}\":{}", auth(user)))
-                .collect();
-            format!("{{\"auths\":{{{}}}}}", entries.join(","))
-        };
-        let both = file(&[("h.example:5000", "a"), ("h.example:5000/team", "b")]);
-        assert_eq!(user(&both).unwrap().as_deref(), Some("b"));
-        let address = file(&[("https://h.example:5000/v1/", "c")]);
-        assert_eq!(user(&address).unwrap().as_deref(), Some("c"));
-        let others = file(&[("h.example", "d"), ("h.example:5000/tea", "e")]);
-        assert_eq!(user(&others).unwrap(), None);
+        for (auths, expected) in [
+            (
+                json!({ "h.example:5000": auth("a"), "h.example:5000/team": auth("b") }),
+                Some("b"),
+            ),
+            (
+                json!({ "https://h.example:5000/v1/": auth("c") }),
+                Some("c"),
+            ),
+            (
+                json!({ "h.example": auth("d"), "h.example:5000/tea": auth("e") }),
+                None,
+            ),
+        ] {
+            let found = user(&json!({ "auths": auths })).unwrap();
+            assert_eq!(found.as_deref(), expected, "{auths}");
+        }
     }
 
     #[test]
     fn docker_hub_has_several_names() {
-        let user = |file: &str| {
+        let user = |file: &Value| {
             user_at("index.docker.io", file)
                 .unwrap()
                 .unwrap_or_default()
         };
-        let auth = format!("{{\"auth\":\"{}\"}}", STANDARD.encode("me:p"));
         for key in [
             "docker.io",
             "index.docker.io",
             "https://index.docker.io/v1/",
         ] {
-            assert_eq!(user(&format!("{{\"auths\":{{\"{key}\":{auth}}}}}")), "me");
-            let helper = format!("{{\"credHelpers\":{{\"{key}\":\"x\"}}}}");
+            assert_eq!(user(&json!({ "auths": { (key): auth("me") } })), "me");
+            let helper = json!({ "credHelpers": { (key): "x" } });
             assert_eq!(user(&helper), format!("x for {key} true"));
         }
         let store = "x for https://index.docker.io/v1/ false";
-        assert_eq!(user("{\"credsStore\":\"x\"}"), store);
+        assert_eq!(user(&json!({ "credsStore": "x" })), store);
     }
 
     #[test]
     fn an_identity_token_is_a_login_without_a_password() {
-        let azure = STANDARD.encode("00000000-0000-0000-0000-000000000000:");
-        let file = |token: &str| {
-            let entry = format!("{{\"auth\":\"{azure}\",\"identitytoken\":\"{token}\"}}");
-            format!("{{\"auths\":{{\"h.example:5000\":{entry}}}}}")
-        };
-        assert_eq!(user(&file("t")).unwrap().as_deref(), Some(TOKEN));
-        assert_eq!(
-            user(&file("")).unwrap().as_deref(),
-            Some("00000000-0000-0000-0000-000000000000")
-        );
+        let azure = "00000000-0000-0000-0000-000000000000";
+        for (token, expected) in [("t", TOKEN), ("", azure)] {
+            let entry =
+                json!({ "auth": STANDARD.encode(format!("{azure}:")), "identitytoken": token });
+            let found = user(&json!({ "auths": { "h.example:5000": entry } })).unwrap();
+            assert_eq!(found.as_deref(), Some(expected));
+        }
     }
 
     #[test]
     fn tokens_of_docker_hub_s_web_site_are_no_login() {
         // `docker login` writes these entries for a login through the web site.
-        let user = |entry: &dyn Fn(&str) -> String, more: &str| {
+        let entries = |entry: &dyn Fn(&str) -> Value| -> Value {
             let entries = ["", "access-token", "refresh-token"]
-                .map(|end| format!("\"https://index.docker.io/v1/{end}\":{}", entry(end)));
-            let file = format!("{{\"auths\":{{{}}}{more}}}", entries.join(","));
-            user_at("index.docker.io", &file).unwrap().unwrap()
+                .map(|end| (format!("https://index.docker.io/v1/{end}"), entry(end)));
+            serde_json::Map::from_iter(entries).into()
         };
-        let auth = |end: &str| format!("{{\"auth\":\"{}\"}}", STANDARD.encode(format!("u{end}:p")));
-        assert_eq!(user(&auth, ""), "u");
-        let stored = user(&|_| "{}".to_owned(), ",\"credsStore\":\"x\"");
-        assert_eq!(stored, "x for https://index.docker.io/v1/ true");
+        let user = |file: Value| user_at("index.docker.io", &file).unwrap().unwrap();
+        let auths = entries(&|end| auth(&format!("u{end}")));
+        assert_eq!(user(json!({ "auths": auths })), "u");
+        let stored = json!({ "auths": entries(&|_| json!({})), "credsStore": "x" });
+        assert_eq!(user(stored), "x for https://index.docker.io/v1/ true");
     }
 
     #[test]
     fn what_cannot_be_used_is_said_without_being_shown() {
-        let error = user("{\"auths\":{\"h.example:5000\":{\"auth\":\"c2VjcmV0\"}}}").unwrap_err();
+        let secret = json!({ "auth": STANDARD.encode("secret") });
+        let error = user(&json!({ "auths": { "h.example:5000": secret } })).unwrap_err();
         assert!(error.message().contains("cannot be read"));
-        let error = user("{\"auths\": \"secret\"").unwrap_err();
+        let error = user(&"{\"auths\": \"secret\"").unwrap_err();
         assert!(!error.chain().join(" ").contains("secret"));
     }
 
@@ -405,20 +406,34 @@ mod tests {
 
     #[test]
     fn programs_are_asked_that_the_file_names_for_the_registry() {
-        let user = |file: &str| user(file).unwrap().unwrap_or_default();
-        for none in [
-            "",
-            "{}",
-            "{\"auths\":{\"h.example:5000\":{}},\"credsStore\":\"\"}",
-            "{\"credHelpers\":{\"h.example:5000\":\"\"},\"credsStore\":\"x\"}",
+        assert_eq!(user(&"").unwrap(), None);
+        let helpers = json!({ "h.example": "no", "h.example:5000": "y" });
+        let entry = json!({ "https://h.example:5000/v1/": {} });
+        for (file, expected) in [
+            (json!({}), None),
+            (
+                json!({ "auths": { "h.example:5000": {} }, "credsStore": "" }),
+                None,
+            ),
+            (
+                json!({ "credHelpers": { "h.example:5000": "" }, "credsStore": "x" }),
+                None,
+            ),
+            (json!({ "credsStore": "empty" }), None),
+            (
+                json!({ "auths": entry, "credsStore": "x" }),
+                Some("x for https://h.example:5000/v1/ true"),
+            ),
+            (
+                json!({ "credsStore": "x" }),
+                Some("x for h.example:5000 false"),
+            ),
+            (
+                json!({ "credHelpers": helpers, "credsStore": "x" }),
+                Some("y for h.example:5000 true"),
+            ),
         ] {
-            assert_eq!(user(none), "", "{none}");
+            assert_eq!(user(&file).unwrap().as_deref(), expected, "{file}");
         }
-        let entry = "{\"auths\":{\"https://h.example:5000/v1/\":{}},\"credsStore\":\"x\"}";
-        assert_eq!(user(entry), "x for https://h.example:5000/v1/ true");
-        assert_eq!(user("{\"credsStore\":\"x\"}"), "x for h.example:5000 false");
-        assert_eq!(user("{\"credsStore\":\"empty\"}"), "");
-        let both = "{\"credHelpers\":{\"h.example\":\"no\",\"h.example:5000\":\"y\"},\"credsStore\":\"x\"}";
-        assert_eq!(user(both), "y for h.example:5000 true");
     }
 }
