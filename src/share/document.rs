@@ -19,7 +19,7 @@ use crate::sys::error::{Error, Kind, Result, encoded};
 use crate::sys::host;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -264,10 +264,7 @@ impl Document {
             ]);
         }
         let manifest = json!({
-            "schemaVersion": 2, "mediaType": MANIFEST,
-            "config": {
-                "mediaType": CONFIG, "digest": digest_of(&config), "size": config.len()
-            },
+            "schemaVersion": 2, "mediaType": MANIFEST, "config": descriptor(CONFIG, &config),
             "layers": layers, "annotations": annotations,
         });
         let manifest = encoded(serde_json::to_vec(&manifest), "a snapshot")?;
@@ -279,8 +276,10 @@ fn digest(sha256: &str) -> String {
     format!("sha256:{sha256}")
 }
 
-pub(super) fn digest_of(bytes: &[u8]) -> String {
-    digest(&hex::encode(Sha256::digest(bytes)))
+/// Returns the descriptor of a document.
+pub(super) fn descriptor(kind: &str, bytes: &[u8]) -> Value {
+    let digest = digest(&hex::encode(Sha256::digest(bytes)));
+    json!({ "mediaType": kind, "digest": digest, "size": bytes.len() })
 }
 
 /// Returns the error for content that does not match its description.

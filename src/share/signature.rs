@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::document::{CONFIG, MANIFEST, digest_of};
+use super::document::{CONFIG, MANIFEST, descriptor};
 use super::key_file::{SigningKey, VerifyingKey};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Descriptor, Registry, RequestSubject, Tagged, refused, sha256};
@@ -120,12 +120,8 @@ pub(super) async fn sign(
     })
     .to_string();
     let mut layers = signatures(registry, manifest).await?;
-    let own = json!({
-        "mediaType": PAYLOAD,
-        "digest": digest_of(payload.as_bytes()),
-        "size": payload.len(),
-        "annotations": { SIGNATURE: key.sign(payload.as_bytes())? },
-    });
+    let mut own = descriptor(PAYLOAD, payload.as_bytes());
+    own["annotations"] = json!({ SIGNATURE: key.sign(payload.as_bytes())? });
     layers.insert(0, own);
     let digests: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
     let config = json!({
@@ -135,10 +131,7 @@ pub(super) async fn sign(
     .to_string();
     let document = json!({
         "schemaVersion": 2, "mediaType": MANIFEST,
-        "config": {
-            "mediaType": CONFIG, "digest": digest_of(config.as_bytes()), "size": config.len(),
-        },
-        "layers": layers,
+        "config": descriptor(CONFIG, config.as_bytes()), "layers": layers,
     })
     .to_string();
     for blob in [payload.as_bytes(), config.as_bytes()] {

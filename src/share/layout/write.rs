@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 use tokio::sync::mpsc::Receiver;
 
-use super::super::document::{MANIFEST, digest_of};
+use super::super::document::{MANIFEST, descriptor};
 use super::{Form, INDEX_TYPE, MARK_TEXT, NAME, TAG};
 use crate::image::oci::layout_files::{BLOBS, INDEX, MARK, blob};
 use crate::sys::account::{self, Rights};
@@ -225,13 +225,10 @@ impl LayoutDraft {
             let sha256 = hex::encode(Sha256::digest(bytes));
             self.member(&blob(&sha256), bytes)?;
         }
-        let manifest = &image.manifest;
+        let mut manifest = descriptor(MANIFEST, &image.manifest);
+        manifest["annotations"] = json!(image.names);
         let index = json!({
-            "schemaVersion": 2, "mediaType": INDEX_TYPE,
-            "manifests": [{
-                "mediaType": MANIFEST, "digest": digest_of(manifest), "size": manifest.len(),
-                "annotations": image.names,
-            }],
+            "schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [manifest],
         });
         self.member(INDEX, index.to_string().as_bytes())?;
         if self.top.is_none() {
