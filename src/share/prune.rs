@@ -278,24 +278,16 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
         looked_at: (tags.to_vec(), keep.clone()),
         ..PrunePlan::default()
     };
-    let is_needed = |tag: &Tag| match &tag.content {
+    let is_needed = |tag: &&Tag| match &tag.content {
         Content::Snapshot {
             key,
             is_named_by_key,
             ..
         } => !is_named_by_key || needed.contains(&**key),
-        Content::Signature(_) | Content::Other(_) => true,
+        Content::Signature(_) | Content::Other(_) => false,
     };
-    for tag in tags.iter().filter(|tag| is_needed(tag)) {
-        match &tag.content {
-            Content::Snapshot { .. } => {
-                manifests.insert(tag.manifest.as_str());
-                plan.kept += 1;
-            }
-            Content::Signature(_) => {}
-            Content::Other(_) => plan.others += 1,
-        }
-    }
+    let kept = tags.iter().filter(is_needed);
+    manifests.extend(kept.map(|tag| tag.manifest.as_str()));
     let unneeded = |tag: &Tag, title, built| Unneeded {
         tag: tag.name.clone(),
         title,
@@ -303,17 +295,17 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
         manifest: tag.manifest.clone(),
     };
     let mut removed = BTreeSet::new();
-    for tag in tags.iter().filter(|tag| !is_needed(tag)) {
-        let Content::Snapshot { title, built, .. } = &tag.content else {
-            continue;
-        };
-        if manifests.contains(tag.manifest.as_str()) {
-            plan.kept += 1;
-            continue;
+    for tag in tags {
+        match &tag.content {
+            Content::Signature(_) => {}
+            Content::Other(_) => plan.others += 1,
+            Content::Snapshot { .. } if manifests.contains(&*tag.manifest) => plan.kept += 1,
+            Content::Snapshot { title, built, .. } => {
+                removed.insert(tag.manifest.as_str());
+                let unneeded = unneeded(tag, Some(title.clone()), Some(*built));
+                plan.removed.push(unneeded);
+            }
         }
-        removed.insert(tag.manifest.as_str());
-        let built = Some(*built);
-        plan.removed.push(unneeded(tag, Some(title.clone()), built));
     }
     plan.bytes = freed(tags, &removed);
     plan.removed.sort_by_key(|tag| tag.built);
