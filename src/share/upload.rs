@@ -1,12 +1,11 @@
 //! Owns sending one layer. The layer is packed, compressed and hashed while it is sent, so it needs no second copy on
 //! the disk and only a few megabytes of memory.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::oneshot;
 use zstd::zstd_safe::CParameter;
@@ -16,6 +15,7 @@ use crate::image::fetch::long_patience;
 use crate::image::oci::changes::{LayerContent, pack};
 use crate::image::oci::{Attempts, Upload};
 use crate::store::shared::Blob;
+use crate::sys::checksum::Hashed;
 use crate::sys::error::Result;
 use crate::sys::thread;
 use crate::ui::size;
@@ -46,7 +46,7 @@ pub(super) struct Chunked {
 /// The reading end of a layer's stream.
 pub(super) type Pieces = Receiver<io::Result<Bytes>>;
 
-type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;
+type Archive = Hashed<zstd::Encoder<'static, Hashed<BufWriter<Chunks>>>>;
 
 /// Sends a layer, and packs it again whenever the registry did not take it. `done` counts the bytes read. `alone`: no
 /// other layer is being sent.
@@ -214,7 +214,7 @@ impl Chunked {
                 archive.write_all(&buffer[..amount])?;
                 done.fetch_add(amount as u64, Ordering::Relaxed);
             }
-            match hex::encode(archive.sha256.clone().finalize()) {
+            match archive.digest() {
                 found if found == diff_id => Ok((archive, 0)),
                 found => Err(unexpected!(
                     "a layer has SHA-256 {found}, but should have {diff_id}"
@@ -228,12 +228,8 @@ impl Chunked {
         self,
         fill: impl FnOnce(Archive) -> Result<(Archive, u64)>,
     ) -> Result<Option<Sent>> {
-        let chunks = Chunks {
-            sender: self.sender,
-            buffer: Vec::with_capacity(CHUNK),
-        };
-        let sender = chunks.sender.clone();
-        match through(chunks, self.threads, fill) {
+        let sender = self.sender.clone();
+        match self.through(fill) {
             Err(_) if sender.is_closed() => Ok(None),
             Err(error) => {
                 // Otherwise the registry would take the truncated data for the whole layer.
@@ -244,88 +240,41 @@ impl Chunked {
             Ok(sent) => Ok(Some(sent)),
         }
     }
-}
 
-fn through(
-    chunks: Chunks,
-    threads: usize,
-    fill: impl FnOnce(Archive) -> Result<(Archive, u64)>,
-) -> Result<Sent> {
-    let mut encoder = zstd::Encoder::new(Hashed::new(chunks), LEVEL)?;
-    encoder.multithread(u32::try_from(threads).unwrap_or(1))?;
-    encoder.set_parameter(CParameter::JobSize(JOB))?;
-    encoder.include_checksum(true)?;
-    let (archive, left_out) = fill(Hashed::new(encoder))?;
-    let (encoder, diff_id, unpacked) = archive.finish();
-    let (mut chunks, sha256, size) = encoder.finish()?.finish();
-    chunks.flush()?;
-    Ok(Sent {
-        blob: Blob {
-            diff_id: diff_id.parse()?,
-            sha256: sha256.parse()?,
-            size,
-            unpacked: Some(unpacked),
-        },
-        left_out,
-    })
-}
-
-struct Hashed<W> {
-    inner: W,
-    sha256: Sha256,
-    size: u64,
-}
-
-impl<W> Hashed<W> {
-    fn new(inner: W) -> Self {
-        Self {
-            inner,
-            sha256: Sha256::new(),
-            size: 0,
-        }
-    }
-
-    fn finish(self) -> (W, String, u64) {
-        (self.inner, hex::encode(self.sha256.finalize()), self.size)
-    }
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let amount = self.inner.write(bytes)?;
-        self.sha256.update(&bytes[..amount]);
-        self.size += amount as u64;
-        Ok(amount)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
+    fn through(self, fill: impl FnOnce(Archive) -> Result<(Archive, u64)>) -> Result<Sent> {
+        let chunks = BufWriter::with_capacity(CHUNK, Chunks(self.sender));
+        let mut encoder = zstd::Encoder::new(Hashed::new(chunks), LEVEL)?;
+        encoder.multithread(u32::try_from(self.threads).unwrap_or(1))?;
+        encoder.set_parameter(CParameter::JobSize(JOB))?;
+        encoder.include_checksum(true)?;
+        let (archive, left_out) = fill(Hashed::new(encoder))?;
+        let (encoder, diff_id, unpacked) = archive.finish();
+        let (mut chunks, sha256, size) = encoder.finish()?.finish();
+        chunks.flush()?;
+        Ok(Sent {
+            blob: Blob {
+                diff_id: diff_id.parse()?,
+                sha256: sha256.parse()?,
+                size,
+                unpacked: Some(unpacked),
+            },
+            left_out,
+        })
     }
 }
 
 /// Passes chunks to the network or to a writer.
-struct Chunks {
-    sender: Sender<io::Result<Bytes>>,
-    buffer: Vec<u8>,
-}
+struct Chunks(Sender<io::Result<Bytes>>);
 
 impl Write for Chunks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let amount = bytes.len().min(CHUNK - self.buffer.len());
-        self.buffer.extend_from_slice(&bytes[..amount]);
-        if self.buffer.len() == CHUNK {
-            self.flush()?;
-        }
-        Ok(amount)
+        let sent = self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes)));
+        sent.map_err(|_| io::Error::other("the connection ended"))?;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.buffer.is_empty() {
-            return Ok(());
-        }
-        let full = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
-        let sent = self.sender.blocking_send(Ok(full.into()));
-        sent.map_err(|_| io::Error::other("the connection ended"))
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Owns checksums that a file must match, limited to secure algorithms.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
 use sha2::digest::DynDigest;
 use sha2::{Digest, Sha256, Sha512};
@@ -69,6 +69,57 @@ impl Checksum {
 impl fmt::Display for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.algorithm.name(), self.digits)
+    }
+}
+
+/// Hashes and counts the bytes that are read or written through it.
+pub(crate) struct Hashed<T> {
+    inner: T,
+    sha256: Sha256,
+    size: u64,
+}
+
+impl<T> Hashed<T> {
+    pub(crate) fn new(inner: T) -> Self {
+        Self {
+            inner,
+            sha256: Sha256::default(),
+            size: 0,
+        }
+    }
+
+    fn count(&mut self, bytes: &[u8]) -> usize {
+        Digest::update(&mut self.sha256, bytes);
+        self.size += bytes.len() as u64;
+        bytes.len()
+    }
+
+    /// Returns the digest of the bytes so far, in hexadecimal digits.
+    pub(crate) fn digest(&self) -> String {
+        hex::encode(Digest::finalize(self.sha256.clone()))
+    }
+
+    pub(crate) fn finish(self) -> (T, String, u64) {
+        let digest = self.digest();
+        (self.inner, digest, self.size)
+    }
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let amount = self.inner.read(buffer)?;
+        Ok(self.count(&buffer[..amount]))
+    }
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let amount = self.inner.write(bytes)?;
+        Ok(self.count(&bytes[..amount]))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
     }
 }
 
