@@ -185,7 +185,7 @@ fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
 }
 
 fn clamp(directory: BorrowedFd<'_>, time: &TimeSpec) -> Result<()> {
-    for name in root_fs::names(beneath::open_dir(directory, c".")?)? {
+    for name in root_fs::names(directory)? {
         let stat = beneath::stat(directory, name.as_slice())?;
         if beneath::kind(&stat) == SFlag::S_IFDIR {
             clamp(beneath::open_dir(directory, name.as_slice())?.as_fd(), time)?;

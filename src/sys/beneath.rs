@@ -6,11 +6,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::NixPath;
+use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, renameat, renameat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, UtimensatFlags, fstat, fstatat, utimensat};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{UnlinkatFlags, fchownat, linkat, unlinkat};
+use nix::unistd::{UnlinkatFlags, Whence, fchownat, linkat, lseek, unlinkat};
 
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -201,6 +202,23 @@ pub(crate) fn kind(stat: &FileStat) -> SFlag {
 /// Returns whether `name` is a real entry, not `.` or `..`.
 pub(crate) fn is_entry(name: &CStr) -> bool {
     !matches!(name.to_bytes(), b"." | b"..")
+}
+
+/// Returns the entries of a directory that is open for reading, each with its type if the file system lists it.
+pub(crate) fn entries(directory: impl AsFd) -> nix::Result<Vec<(CString, Option<Type>)>> {
+    let directory = directory.as_fd();
+    // A duplicate shares the position. Opening the directory again would need the right to search it.
+    lseek(directory, 0, Whence::SeekSet)?;
+    let duplicate = directory.try_clone_to_owned();
+    let mut reader = Dir::from_fd(duplicate.map_err(|_| Errno::EMFILE)?)?;
+    let mut found = Vec::new();
+    for entry in reader.iter() {
+        let entry = entry?;
+        if is_entry(entry.file_name()) {
+            found.push((entry.file_name().to_owned(), entry.file_type()));
+        }
+    }
+    Ok(found)
 }
 
 pub(crate) fn open_file(path: &Path, flags: OFlag) -> std::io::Result<fs_err::File> {

@@ -101,14 +101,9 @@ impl Copy<'_> {
     }
 
     fn directory(&mut self, from: BorrowedFd<'_>, into: BorrowedFd<'_>, path: &[u8]) -> Result<()> {
-        for name in root_fs::names(beneath::open_dir(from, c".")?)? {
+        for name in root_fs::names(from)? {
             stop_if(self.cancel)?;
-            let path = if path.is_empty() {
-                name.clone()
-            } else {
-                [path, &name].join(&b'/')
-            };
-            self.entry(from, into, &name, &path)?;
+            self.entry(from, into, &name, &root_fs::join(path, &name))?;
         }
         Ok(())
     }

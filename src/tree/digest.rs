@@ -284,56 +284,44 @@ impl Walk<'_> {
         while let Some(path) = left.pop() {
             let directory = beneath::open_below(tree.fd(), Path::new(OsStr::from_bytes(&path)))
                 .context(|| format!("cannot read `{}`", String::from_utf8_lossy(&path)))?;
-            self.directory(directory, &path, &mut left)?;
+            stop_if(self.cancel)?;
+            for name in root_fs::names(&directory)? {
+                let node = self.entry(&directory, &name, root_fs::join(&path, &name))?;
+                if node.what == What::Directory {
+                    left.push(node.path.clone());
+                }
+                self.nodes.push(node);
+            }
         }
         Ok(())
     }
 
-    fn directory(
-        &mut self,
-        directory: OwnedFd,
-        path: &[u8],
-        left: &mut Vec<Vec<u8>>,
-    ) -> Result<()> {
-        stop_if(self.cancel)?;
-        let handle = directory.try_clone()?;
-        for name in root_fs::names(directory)? {
-            let mut path = path.to_vec();
-            if !path.is_empty() {
-                path.push(b'/');
+    fn entry(&mut self, directory: &OwnedFd, name: &[u8], path: Vec<u8>) -> Result<Node> {
+        let fail = || format!("cannot read `{}`", String::from_utf8_lossy(&path));
+        let stat = beneath::stat(directory, name).context(fail)?;
+        let kind = beneath::kind(&stat);
+        let what = match kind {
+            SFlag::S_IFDIR => What::Directory,
+            SFlag::S_IFREG => What::File {
+                size: u64::try_from(stat.st_size).unwrap_or(0),
+                sha256: [0; 32],
+            },
+            SFlag::S_IFLNK => {
+                let target = nix::fcntl::readlinkat(directory, name).context(fail)?;
+                What::Symlink(target.into_vec())
             }
-            path.extend_from_slice(&name);
-            let fail = || format!("cannot read `{}`", String::from_utf8_lossy(&path));
-            let stat = beneath::stat(&handle, name.as_slice()).context(fail)?;
-            let kind = beneath::kind(&stat);
-            let what = match kind {
-                SFlag::S_IFDIR => What::Directory,
-                SFlag::S_IFREG => What::File {
-                    size: u64::try_from(stat.st_size).unwrap_or(0),
-                    sha256: [0; 32],
-                },
-                SFlag::S_IFLNK => {
-                    let target = nix::fcntl::readlinkat(&handle, name.as_slice()).context(fail)?;
-                    What::Symlink(target.into_vec())
-                }
-                SFlag::S_IFCHR | SFlag::S_IFBLK => What::Special(kind.bits(), stat.st_rdev),
-                _ => What::Special(kind.bits(), 0),
-            };
-            if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
-                self.seen
-                    .entry((stat.st_dev, stat.st_ino))
-                    .or_default()
-                    .push(path.clone());
-            }
-            let xattrs = XattrFile::Entry(handle.as_fd(), &name)
-                .content()
-                .context(fail)?;
-            if kind == SFlag::S_IFDIR {
-                left.push(path.clone());
-            }
-            self.nodes.push(node(path, &stat, what, xattrs));
+            SFlag::S_IFCHR | SFlag::S_IFBLK => What::Special(kind.bits(), stat.st_rdev),
+            _ => What::Special(kind.bits(), 0),
+        };
+        if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
+            self.seen
+                .entry((stat.st_dev, stat.st_ino))
+                .or_default()
+                .push(path.clone());
         }
-        Ok(())
+        let place = XattrFile::Entry(directory.as_fd(), name);
+        let xattrs = place.content().context(fail)?;
+        Ok(node(path, &stat, what, xattrs))
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use nix::dir::{Dir, Type};
+use nix::dir::Type;
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
@@ -132,17 +132,10 @@ impl Merge<'_> {
         for &layer in &merged.layers {
             let source = beneath::open_below(&self.layers[layer], &merged.path).map_err(own)?;
             let opaque = is_opaque(source.as_fd(), &mut worker.attributes).map_err(own)?;
-            let mut entries = beneath::open_dir(&source, c".")
-                .and_then(Dir::from_fd)
-                .map_err(own)?;
-            for entry in entries.iter() {
-                let entry = entry.map_err(own)?;
-                let name = entry.file_name();
-                if !beneath::is_entry(name) {
-                    continue;
-                }
-                let kind = kind_of(source.as_fd(), &entry).map_err(|error| at(name, error))?;
-                match found.entry(name.to_owned()) {
+            for (name, listed) in beneath::entries(&source).map_err(own)? {
+                let kind = kind_of(source.as_fd(), &name, listed);
+                let kind = kind.map_err(|error| at(&name, error))?;
+                match found.entry(name.clone()) {
                     Entry::Vacant(vacant) => match kind {
                         Kind::Directory => {
                             vacant.insert(Found::Directory {
@@ -152,12 +145,12 @@ impl Merge<'_> {
                         }
                         Kind::Whiteout => {
                             vacant.insert(Found::Other);
-                            whiteouts.push(name.to_owned());
+                            whiteouts.push(name);
                         }
                         Kind::Other => {
                             vacant.insert(Found::Other);
-                            self.link(source.as_fd(), target.as_fd(), name, worker)
-                                .map_err(|error| at(name, error))?;
+                            self.link(source.as_fd(), target.as_fd(), &name, worker)
+                                .map_err(|error| at(&name, error))?;
                         }
                     },
                     Entry::Occupied(mut occupied) => {
@@ -172,7 +165,6 @@ impl Merge<'_> {
                     }
                 }
             }
-            drop(entries);
             if top.is_none() {
                 top = Some(source);
             }
@@ -268,12 +260,14 @@ impl Kind {
     }
 }
 
-pub(super) fn kind_of(directory: BorrowedFd<'_>, entry: &nix::dir::Entry) -> nix::Result<Kind> {
-    match entry.file_type() {
+pub(super) fn kind_of(
+    directory: BorrowedFd<'_>,
+    name: &CStr,
+    listed: Option<Type>,
+) -> nix::Result<Kind> {
+    match listed {
         Some(Type::Directory) => Ok(Kind::Directory),
-        Some(Type::CharacterDevice) | None => {
-            Ok(Kind::of(&beneath::stat(directory, entry.file_name())?))
-        }
+        Some(Type::CharacterDevice) | None => Ok(Kind::of(&beneath::stat(directory, name)?)),
         Some(_) => Ok(Kind::Other),
     }
 }

@@ -69,7 +69,7 @@ impl MergedDir {
                     && beneath::is_entry(entry.file_name())
                     && !hidden.contains(name)
                 {
-                    match kind_of(layer.as_fd(), &entry)? {
+                    match kind_of(layer.as_fd(), entry.file_name(), entry.file_type())? {
                         Kind::Whiteout => hidden.insert(name.to_owned()),
                         Kind::Directory | Kind::Other => names.insert(name.to_owned()),
                     };

@@ -2,7 +2,7 @@
 //! outside of it.
 
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -144,7 +144,7 @@ fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         Err(error) => return Err(error.into()),
     }
     let directory = beneath::open_dir(parent, name)?;
-    for name in names(directory.try_clone()?)? {
+    for name in names(&directory)? {
         remove_below(directory.as_fd(), &name)?;
     }
     nix::unistd::unlinkat(parent, name, UnlinkatFlags::RemoveDir)?;
@@ -152,17 +152,19 @@ fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
 }
 
 /// Returns the names in an open directory, sorted by bytes, without `.` and `..`.
-pub(crate) fn names(directory: OwnedFd) -> Result<Vec<Vec<u8>>> {
-    let mut directory = nix::dir::Dir::from_fd(directory)?;
-    let mut names = Vec::new();
-    for entry in directory.iter() {
-        let name = entry?.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            names.push(name);
-        }
-    }
+pub(crate) fn names(directory: impl AsFd) -> Result<Vec<Vec<u8>>> {
+    let entries = beneath::entries(directory)?.into_iter();
+    let mut names: Vec<Vec<u8>> = entries.map(|(name, _)| name.into_bytes()).collect();
     names.sort_unstable();
     Ok(names)
+}
+
+/// Joins a relative path, which is empty for the root, and a name.
+pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
+        b"" => name.to_vec(),
+        _ => [directory, b"/", name].concat(),
+    }
 }
 
 fn regular(stat: &FileStat) -> Option<usize> {
@@ -171,11 +173,11 @@ fn regular(stat: &FileStat) -> Option<usize> {
 }
 
 /// Fills the buffer from this position on, or up to the file's end; returns the number of bytes.
-pub(crate) fn read_at(file: &OwnedFd, buffer: &mut [u8], at: i64) -> nix::Result<usize> {
+pub(crate) fn read_at(file: impl AsFd, buffer: &mut [u8], at: i64) -> nix::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         let place = at + i64::try_from(filled).map_err(|_| Errno::EFBIG)?;
-        match nix::sys::uio::pread(file, &mut buffer[filled..], place) {
+        match nix::sys::uio::pread(&file, &mut buffer[filled..], place) {
             Ok(0) => break,
             Ok(amount) => filled += amount,
             Err(Errno::EINTR) => {}

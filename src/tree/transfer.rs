@@ -7,10 +7,11 @@ use nix::errno::Errno;
 use nix::fcntl::copy_file_range;
 use nix::libc::off_t;
 use nix::sys::stat::fstat;
-use nix::sys::uio::{pread, pwrite};
+use nix::sys::uio::pwrite;
 use nix::unistd::{Whence, ftruncate, lseek};
 
 use super::errno;
+use super::root_fs::read_at;
 
 /// Makes `to` share all of `from`'s extents, including holes; replaces its previous content.
 pub(super) fn share(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> nix::Result<()> {
@@ -132,11 +133,10 @@ fn copy_by_hand(
     let mut at = start;
     while at < end {
         let wanted = usize::try_from(end - at).map_or(buffer.len(), |left| left.min(buffer.len()));
-        let read = match pread(from, &mut buffer[..wanted], at) {
-            Ok(0) => break,
-            Err(Errno::EINTR) => continue,
-            other => other?,
-        };
+        let read = read_at(from, &mut buffer[..wanted], at)?;
+        if read == 0 {
+            break;
+        }
         let mut rest = &buffer[..read];
         while !rest.is_empty() {
             match pwrite(to, rest, at) {

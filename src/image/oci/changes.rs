@@ -14,13 +14,13 @@ use std::sync::atomic::AtomicBool;
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, SFlag, fstat};
 
-use crate::image::tar::pack::{HOLES, Packer, cannot, join, open_file, too_many};
+use crate::image::tar::pack::{HOLES, Packer, cannot, open_file, too_many};
 use crate::image::tar::unpack::Limits;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::measure::scan_one;
-use crate::tree::root_fs::{self, Tree, read_at};
+use crate::tree::root_fs::{Tree, join, names, read_at};
 use crate::tree::xattr::XattrFile;
 
 #[derive(Clone, Debug)]
@@ -158,11 +158,6 @@ impl<'a> Found<'a> {
         let old = self.old.filter(|_| is_directory);
         Ok((old.map(open).transpose()?, open(self.new)?))
     }
-}
-
-fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>> {
-    // Opened again, because duplicated descriptors share the read position.
-    root_fs::names(beneath::open_dir(directory.as_fd(), c".")?)
 }
 
 fn is_directory(stat: &FileStat) -> bool {

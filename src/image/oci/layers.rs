@@ -17,12 +17,12 @@ use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::{CHUNK, decompressed};
 use crate::image::tar::apply::Attributes;
-use crate::image::tar::pack::join;
 use crate::image::tar::unpack::{UnpackOptions, Unpacker, cannot, open_path, or_root};
 use crate::image::tar::{broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
-use crate::tree::{root_fs, xattr};
+use crate::tree::root_fs::{self, join};
+use crate::tree::xattr;
 
 pub(crate) const WHITEOUT: &[u8] = b".wh.";
 /// aufs stored its own files under such names, and some old images still contain them.
@@ -235,7 +235,7 @@ impl<'a> Unpacker<'a> {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) if stays => return Ok(()),
             other => other.context(fail)?,
         };
-        for name in root_fs::names(directory.try_clone()?)? {
+        for name in root_fs::names(&directory)? {
             self.remove_lower(directory.as_fd(), &name, &join(path, &name))?;
         }
         if !stays {

@@ -9,7 +9,6 @@ use std::io::Write;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
-use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use tar::{EntryType, Header};
@@ -20,6 +19,7 @@ use crate::image::oci::layers::{OPAQUE, WHITEOUT};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
+use crate::tree::root_fs::{join, read_at};
 use crate::tree::transfer::next_data;
 use crate::tree::xattr::XattrFile;
 
@@ -285,10 +285,8 @@ impl<'a, W: Write> Packer<'a, W> {
                 .unwrap_or(CHUNK)
                 .min(self.buffer.len());
             let place = i64::try_from(at).unwrap_or(i64::MAX);
-            let amount = match nix::sys::uio::pread(file, &mut self.buffer[..wanted], place) {
-                Err(Errno::EINTR) => continue,
-                other => other.context(|| cannot(path))?,
-            };
+            let amount = read_at(file, &mut self.buffer[..wanted], place);
+            let amount = amount.context(|| cannot(path))?;
             if amount == 0 {
                 return Err(unexpected!(
                     "`/{}` became shorter while it was read",
@@ -333,14 +331,6 @@ fn check_name(name: &[u8], path: &[u8]) -> Result<()> {
             String::from_utf8_lossy(path)
         )
         .help("remove or rename it in the step that makes it")),
-    }
-}
-
-/// Joins two parts of an archive path.
-pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
-    match directory {
-        b"" => name.to_vec(),
-        _ => [directory, b"/", name].concat(),
     }
 }
 
