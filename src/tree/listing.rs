@@ -7,7 +7,6 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, readlinkat};
 use nix::sys::stat::{FileStat, SFlag, fstat};
@@ -43,16 +42,9 @@ pub enum Content {
         #[serde(with = "path")]
         target: PathBuf,
     },
+    /// An entry of a type whose content cannot be kept.
     #[serde(skip)]
-    Special(Special),
-}
-
-/// Entries whose content cannot be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Special {
-    Fifo,
-    Socket,
-    Device,
+    Special(SFlag),
 }
 
 impl Content {
@@ -61,9 +53,9 @@ impl Content {
             Self::File { .. } => "a regular file",
             Self::Directory { .. } => "a directory",
             Self::Symlink { .. } => "a symbolic link",
-            Self::Special(Special::Fifo) => "a FIFO",
-            Self::Special(Special::Socket) => "a socket",
-            Self::Special(Special::Device) => "a device",
+            Self::Special(SFlag::S_IFIFO) => "a FIFO",
+            Self::Special(SFlag::S_IFSOCK) => "a socket",
+            Self::Special(_) => "a device",
         }
     }
 }
@@ -353,16 +345,11 @@ pub(super) fn split(path: &Path) -> Result<(&Path, CString)> {
 
 fn entries(directory: &OwnedFd) -> nix::Result<Vec<(CString, ListingEntry)>> {
     let mut found = Vec::new();
-    let mut reader = Dir::from_fd(directory.try_clone().map_err(|_| Errno::EMFILE)?)?;
-    for listed in reader.iter() {
-        let listed = listed?;
-        let name = listed.file_name();
-        if beneath::is_entry(name) {
-            match entry(directory, name) {
-                // The entry was removed after it was listed.
-                Err(Errno::ENOENT) => {}
-                other => found.push((name.to_owned(), other?)),
-            }
+    for (name, _) in beneath::entries(directory)? {
+        match entry(directory, &name) {
+            // The entry was removed after it was listed.
+            Err(Errno::ENOENT) => {}
+            other => found.push((name, other?)),
         }
     }
     Ok(found)
@@ -389,9 +376,7 @@ fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<ListingEntr
         SFlag::S_IFLNK => Content::Symlink {
             target: readlinkat(directory, name)?.into(),
         },
-        SFlag::S_IFIFO => Content::Special(Special::Fifo),
-        SFlag::S_IFSOCK => Content::Special(Special::Socket),
-        _ => Content::Special(Special::Device),
+        kind => Content::Special(kind),
     };
     Ok(ListingEntry::new(content, &stat))
 }
@@ -401,7 +386,7 @@ pub(crate) mod path {
     use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
     use std::path::{Path, PathBuf};
 
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+    use serde::{Deserialize as _, Deserializer, Serializer};
 
     pub(crate) fn encode(path: &Path) -> String {
         let mut text = String::new();
@@ -431,31 +416,31 @@ pub(crate) mod path {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
-        let text = String::deserialize(from)?;
-        decode(&text).ok_or_else(|| D::Error::custom(format!("`{text}` is not an escaped path")))
+        parse(String::deserialize(from)?)
+    }
+
+    pub(super) fn parse<E: serde::de::Error>(text: String) -> Result<PathBuf, E> {
+        decode(&text).ok_or_else(|| E::custom(format!("`{text}` is not an escaped path")))
     }
 }
 
 mod optional_path {
     use super::{PathBuf, path};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Serialize, Deserialize)]
-    struct Escaped(#[serde(with = "path")] PathBuf);
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
     #[expect(clippy::ref_option, reason = "the signature is serde's")]
     pub(super) fn serialize<S: Serializer>(
         value: &Option<PathBuf>,
         to: S,
     ) -> Result<S::Ok, S::Error> {
-        value.clone().map(Escaped).serialize(to)
+        value.as_deref().map(path::encode).serialize(to)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Option<PathBuf>, D::Error> {
-        let found = Option::<Escaped>::deserialize(from)?;
-        Ok(found.map(|Escaped(path)| path))
+        let text = Option::<String>::deserialize(from)?;
+        text.map(path::parse).transpose()
     }
 }
 
