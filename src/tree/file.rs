@@ -36,12 +36,8 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
     let shown = || format!("cannot read `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
-    let directory = match beneath::open_below(&top, parent) {
+    let file = match open_regular_below(&top, parent, &name, OFlag::O_RDONLY) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => return absent(&top, parent),
-        other => other.context(shown)?,
-    };
-    let file = match open_regular(&directory, &name, OFlag::O_RDONLY) {
-        Err(Errno::ENOENT) => return absent(&top, parent),
         other => other.context(shown)?,
     };
     let stat = fstat(&file)?;
@@ -62,6 +58,15 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
 /// Opens a regular file; returns a path-only descriptor for anything else.
 fn open_regular(directory: &OwnedFd, name: &CStr, flags: OFlag) -> nix::Result<OwnedFd> {
     beneath::open_regular(beneath::open(directory, name, OFlag::O_PATH)?, flags)
+}
+
+fn open_regular_below(
+    top: &OwnedFd,
+    parent: &Path,
+    name: &CStr,
+    flags: OFlag,
+) -> nix::Result<OwnedFd> {
+    open_regular(&beneath::open_below(top, parent)?, name, flags)
 }
 
 /// Returns `Empty` if the nearest existing parent of an absent path has no content.
@@ -140,13 +145,8 @@ pub(crate) fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
     let shown = || format!("cannot read `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
-    let none = [Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP];
-    let directory = match beneath::open_below(&top, parent) {
-        Err(error) if none.contains(&error) => return Ok(None),
-        other => other.context(shown)?,
-    };
-    let file = match open_regular(&directory, &name, OFlag::O_RDONLY) {
-        Err(error) if none.contains(&error) => return Ok(None),
+    let file = match open_regular_below(&top, parent, &name, OFlag::O_RDONLY) {
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(None),
         other => other.context(shown)?,
     };
     let regular = beneath::kind(&fstat(&file)?) == SFlag::S_IFREG;
@@ -189,8 +189,7 @@ pub(crate) fn shorten(root: &Path, below: &Path, length: u64) -> Result<()> {
     let shown = || format!("cannot write `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
-    let directory = beneath::open_below(&top, parent).context(shown)?;
-    let file = open_regular(&directory, &name, OFlag::O_WRONLY).context(shown)?;
+    let file = open_regular_below(&top, parent, &name, OFlag::O_WRONLY).context(shown)?;
     into_file(file).set_len(length).context(shown)
 }
 
