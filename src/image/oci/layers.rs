@@ -13,13 +13,13 @@ use std::sync::atomic::AtomicBool;
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
-use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::{CHUNK, decompressed};
 use crate::image::tar::apply::Attributes;
 use crate::image::tar::unpack::{UnpackOptions, Unpacker, cannot, open_path, or_root};
 use crate::image::tar::{broken, lossy};
 use crate::sys::beneath;
+use crate::sys::checksum::Hashed;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs::{self, join};
 use crate::tree::xattr;
@@ -42,8 +42,10 @@ pub(crate) enum Onto {
     Overlay,
 }
 
+/// What is extracted now: a layer, or with the default an archive in which no name has a special meaning.
 #[derive(Debug, Default)]
 pub(crate) struct LayerEntries {
+    pub(crate) is_layer: bool,
     onto: Onto,
     /// Hashes of paths. Eight bytes each, because an image has hundreds of thousands of entries.
     made: HashSet<u64>,
@@ -59,13 +61,14 @@ impl<'a> Unpacker<'a> {
         cancel: &'a AtomicBool,
     ) -> Result<Self> {
         let mut unpacker = Self::new(into, options, cancel)?;
-        unpacker.layer = Some(LayerEntries {
+        unpacker.layer = LayerEntries {
+            is_layer: true,
             onto,
             ..LayerEntries::default()
-        });
+        };
         if onto != Onto::Nothing {
             // A service's layer has no entry for the root directory, which stays as it is.
-            let root = Attributes::of(&unpacker.root)?;
+            let root = Attributes::of(unpacker.root.fd())?;
             unpacker.directories.insert(Vec::new(), root);
         }
         for path in options.left_out {
@@ -86,16 +89,12 @@ impl<'a> Unpacker<'a> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let found = decompressed(archive, &self.options.limits, |stream| {
-            let hashed = Hashed {
-                inner: stream,
-                sha256: Sha256::new(),
-            };
-            let mut stream = BufReader::with_capacity(CHUNK, hashed);
+            let mut stream = BufReader::with_capacity(CHUNK, Hashed::new(stream));
             self.archive(&mut stream, progress)?;
             // The digest includes what follows the archive's end.
             let rest = io::copy(&mut stream, &mut io::sink())
                 .context(|| "cannot read the layer to its end".into());
-            rest.map(|_| hex::encode(stream.into_inner().sha256.finalize()))
+            rest.map(|_| stream.into_inner().digest())
         })
         .context(|| "cannot read the layer".into())??;
         if found != sha256 {
@@ -106,39 +105,29 @@ impl<'a> Unpacker<'a> {
         }
         // Open directories are cached by name, but each layer may replace them.
         self.stack.clear();
-        if let Some(layer) = &mut self.layer {
-            if layer.onto == Onto::Nothing {
-                layer.onto = Onto::Tree;
-            }
-            layer.made = HashSet::new();
+        if self.layer.onto == Onto::Nothing {
+            self.layer.onto = Onto::Tree;
         }
+        self.layer.made = HashSet::new();
         Ok(())
     }
 
     /// Records that the current layer contains this path, or an entry below it.
     pub(crate) fn note_made(&mut self, path: &[u8]) {
-        if let Some(layer) = &mut self.layer
-            && layer.onto != Onto::Nothing
-        {
-            layer.made.insert(layer.hasher.hash_one(path));
+        if self.is_upper() {
+            let hash = self.layer.hasher.hash_one(path);
+            self.layer.made.insert(hash);
         }
     }
 
     /// Returns whether lower layers exist.
     pub(crate) fn is_upper(&self) -> bool {
-        self.onto() != Onto::Nothing
-    }
-
-    fn onto(&self) -> Onto {
-        self.layer
-            .as_ref()
-            .map_or(Onto::Nothing, |layer| layer.onto)
+        self.layer.onto != Onto::Nothing
     }
 
     fn is_made(&self, path: &[u8]) -> bool {
-        self.layer
-            .as_ref()
-            .is_none_or(|layer| layer.made.contains(&layer.hasher.hash_one(path)))
+        let hash = self.layer.hasher.hash_one(path);
+        self.layer.made.contains(&hash)
     }
 
     /// Applies a deletion. Returns false if the entry is not a deletion.
@@ -168,12 +157,12 @@ impl<'a> Unpacker<'a> {
         if !self.is_upper() {
             return Ok(true);
         }
-        if self.onto() == Onto::Overlay {
+        if self.layer.onto == Onto::Overlay {
             self.enter(parents, entry)?;
             return self.keep_deletion(name, deleted, entry).map(|()| true);
         }
         let path = parents.join(&b'/');
-        let parent = match open_path(self.root.as_fd(), or_root(&path)) {
+        let parent = match open_path(self.root.fd(), or_root(&path)) {
             // The deleted entry does not exist.
             Err(Errno::ENOENT) => return Ok(true),
             // Following a link here would delete another file.
@@ -246,22 +235,11 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-struct Hashed<R> {
-    inner: R,
-    sha256: Sha256,
-}
-
-impl<R: Read> Read for Hashed<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let amount = self.inner.read(buffer)?;
-        self.sha256.update(&buffer[..amount]);
-        Ok(amount)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
+
+    use sha2::{Digest as _, Sha256};
 
     use super::*;
 

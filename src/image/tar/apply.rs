@@ -2,7 +2,7 @@
 //! operation undoes another.
 
 use std::io::BufRead;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
@@ -29,14 +29,14 @@ pub(crate) struct Attributes {
 
 impl Attributes {
     /// Returns the attributes of an existing directory.
-    pub(crate) fn of(directory: &OwnedFd) -> Result<Self> {
+    pub(crate) fn of(directory: BorrowedFd<'_>) -> Result<Self> {
         let found = nix::sys::stat::fstat(directory)?;
         let nanoseconds = u32::try_from(found.st_mtime_nsec).unwrap_or(0);
         Ok(Self {
             mode: found.st_mode & 0o7777,
             owner: (found.st_uid, found.st_gid),
             mtime: Some((found.st_mtime, nanoseconds)),
-            xattrs: XattrFile::Open(directory.as_fd()).content()?,
+            xattrs: XattrFile::Open(directory).content()?,
         })
     }
 
@@ -124,7 +124,7 @@ impl Unpacker<'_> {
         directories.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         for (path, attributes) in directories {
             let fail = || cannot("set the attributes of", &path);
-            let directory = beneath::open_dir(&self.root, or_root(&path)).context(fail)?;
+            let directory = beneath::open_dir(self.root.fd(), or_root(&path)).context(fail)?;
             if self.options.ownership {
                 let (uid, gid) = attributes.owner;
                 let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));

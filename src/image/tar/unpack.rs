@@ -22,6 +22,7 @@ use crate::image::tar::{Reader, TarEntry, TarEntryKind, broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
+use crate::tree::root_fs::Tree;
 use crate::tree::xattr;
 
 /// Limits for an archive. An archive that exceeds them is refused.
@@ -140,7 +141,7 @@ pub fn unpack(
 }
 
 pub(crate) struct Unpacker<'a> {
-    pub(crate) root: OwnedFd,
+    pub(crate) root: Tree,
     /// The open directories from the root to the last parent. Most archives are in the order of a tree walk.
     pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
     pub(crate) directories: HashMap<Vec<u8>, Attributes>,
@@ -150,8 +151,7 @@ pub(crate) struct Unpacker<'a> {
     pub(crate) options: &'a UnpackOptions,
     cancel: &'a AtomicBool,
     pub(crate) report: UnpackReport,
-    /// Set while a container image's layers are extracted over each other.
-    pub(crate) layer: Option<LayerEntries>,
+    pub(crate) layer: LayerEntries,
 }
 
 impl<'a> Unpacker<'a> {
@@ -160,11 +160,8 @@ impl<'a> Unpacker<'a> {
         options: &'a UnpackOptions,
         cancel: &'a AtomicBool,
     ) -> Result<Self> {
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let root = nix::fcntl::open(into, flags, Mode::empty())
-            .context(|| format!("cannot open directory `{}`", into.display()))?;
         Ok(Self {
-            root,
+            root: Tree::open(into)?,
             stack: Vec::new(),
             directories: HashMap::new(),
             newest: 0,
@@ -172,7 +169,7 @@ impl<'a> Unpacker<'a> {
             options,
             cancel,
             report: UnpackReport::default(),
-            layer: None,
+            layer: LayerEntries::default(),
         })
     }
 
@@ -225,7 +222,7 @@ impl<'a> Unpacker<'a> {
         if self.is_left_out(&components) {
             return Ok(());
         }
-        if self.layer.is_some() && self.whiteout(&components, &spelled)? {
+        if self.layer.is_layer && self.whiteout(&components, &spelled)? {
             return Ok(());
         }
         for what in std::mem::take(&mut entry.ignored) {
@@ -278,9 +275,9 @@ impl<'a> Unpacker<'a> {
 
     /// Returns a name without a layer's mark of a deletion.
     fn file_name<'p>(&self, name: &'p [u8]) -> &'p [u8] {
-        match self.layer {
-            Some(_) => name.strip_prefix(WHITEOUT).unwrap_or(name),
-            None => name,
+        match self.layer.is_layer {
+            true => name.strip_prefix(WHITEOUT).unwrap_or(name),
+            false => name,
         }
     }
 
@@ -380,7 +377,7 @@ impl<'a> Unpacker<'a> {
     pub(crate) fn parent(&self) -> BorrowedFd<'_> {
         self.stack
             .last()
-            .map_or(self.root.as_fd(), |(_, fd)| fd.as_fd())
+            .map_or(self.root.fd(), |(_, fd)| fd.as_fd())
     }
 
     fn remember(&mut self, path: Vec<u8>, entry: TarEntry) {
@@ -462,7 +459,7 @@ impl<'a> Unpacker<'a> {
             return Ok(());
         }
         let parents = parents.join(&b'/');
-        let directory = match open_path(self.root.as_fd(), or_root(&parents)) {
+        let directory = match open_path(self.root.fd(), or_root(&parents)) {
             Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV) => {
                 return Err(described());
             }
