@@ -63,19 +63,20 @@ pub(crate) fn pack<W: Write>(
         pending: Vec::new(),
     };
     let below = |tree: &Tree| beneath::open_dir(tree.fd(), c".");
-    let root = below(&new).context(|| cannot(b""))?;
-    let old = old
-        .as_ref()
-        .map(below)
-        .transpose()
-        .context(|| cannot(b""))?;
-    if old.is_some() {
-        walk.group(old.as_ref(), &root, b"", 0)?;
+    let old = old.as_ref().map(below).transpose();
+    let top = Pair {
+        old: old.context(|| cannot(b""))?,
+        new: below(&new).context(|| cannot(b""))?,
+        path: Vec::new(),
+        depth: 0,
+    };
+    if top.old.is_some() {
+        walk.group(&top)?;
     }
     // Every layer includes the root directory with its current attributes, so no layer is empty.
-    walk.enter(&root, b"", None)?;
+    walk.enter(&top)?;
     walk.flush()?;
-    walk.inside(old.as_ref(), &root, b"", 0)?;
+    walk.inside(&top)?;
     let left_out = walk.packer.left_out;
     Ok((walk.packer.finish()?, left_out))
 }
@@ -121,10 +122,17 @@ struct Walk<'a, W> {
     pending: Vec<Option<(OwnedFd, Vec<u8>, FileStat)>>,
 }
 
-/// An entry in a directory of the new tree, and its counterpart in the old tree.
+/// A directory of the new tree, and its counterpart in the old tree.
+struct Pair {
+    old: Option<OwnedFd>,
+    new: OwnedFd,
+    path: Vec<u8>,
+    depth: usize,
+}
+
+/// An entry of the new tree's directory.
 struct Found<'a> {
-    old: Option<&'a OwnedFd>,
-    new: &'a OwnedFd,
+    above: &'a Pair,
     /// The name in both directories.
     name: &'a [u8],
     path: Vec<u8>,
@@ -134,16 +142,15 @@ struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    fn at(old: Option<&'a OwnedFd>, new: &'a OwnedFd, path: &[u8], name: &'a [u8]) -> Result<Self> {
-        let path = join(path, name);
-        let stat = beneath::stat(new, name).context(|| cannot(&path))?;
-        let before = match old.map(|old| beneath::stat(old, name)) {
+    fn at(above: &'a Pair, name: &'a [u8]) -> Result<Self> {
+        let path = join(&above.path, name);
+        let stat = beneath::stat(&above.new, name).context(|| cannot(&path))?;
+        let before = match above.old.as_ref().map(|old| beneath::stat(old, name)) {
             None | Some(Err(Errno::ENOENT)) => None,
             Some(other) => Some(other.context(|| cannot(&path))?),
         };
         Ok(Self {
-            old,
-            new,
+            above,
             name,
             path,
             stat,
@@ -152,11 +159,16 @@ impl<'a> Found<'a> {
     }
 
     /// Opens the directory, and its counterpart if that is a directory too.
-    fn open(&self) -> Result<(Option<OwnedFd>, OwnedFd)> {
+    fn open(&self) -> Result<Pair> {
         let open = |parent| beneath::open_dir(parent, self.name).context(|| cannot(&self.path));
         let is_directory = self.before.as_ref().is_some_and(is_directory);
-        let old = self.old.filter(|_| is_directory);
-        Ok((old.map(open).transpose()?, open(self.new)?))
+        let old = self.above.old.as_ref().filter(|_| is_directory);
+        Ok(Pair {
+            old: old.map(open).transpose()?,
+            new: open(&self.above.new)?,
+            path: self.path.clone(),
+            depth: self.above.depth + 1,
+        })
     }
 }
 
@@ -165,25 +177,26 @@ fn is_directory(stat: &FileStat) -> bool {
 }
 
 impl<W: Write> Walk<'_, W> {
-    fn deeper(&self, path: &[u8], depth: usize) -> Result<usize> {
+    fn check_depth(&self, directory: &Pair) -> Result<()> {
         stop_if(self.cancel)?;
-        let limit = Limits::default().depth;
-        if depth >= limit {
+        let (path, limit) = (&directory.path, Limits::default().depth);
+        if directory.depth >= limit {
             return Err(invalid!(
                 "`/{}...` cannot be shared: it is more than {limit} directories deep",
                 String::from_utf8_lossy(&path[..64.min(path.len())])
             ));
         }
-        Ok(depth + 1)
+        Ok(())
     }
 
     /// Records a directory, which is written before its first changed entry, or at once if it is new or changed.
-    fn enter(&mut self, directory: &OwnedFd, path: &[u8], old: Option<&OwnedFd>) -> Result<()> {
-        let stat = fstat(directory).context(|| cannot(path))?;
+    fn enter(&mut self, directory: &Pair) -> Result<()> {
+        let Pair { old, new, path, .. } = directory;
+        let stat = fstat(new).context(|| cannot(path))?;
         self.pending
-            .push(Some((directory.try_clone()?, path.to_vec(), stat)));
+            .push(Some((new.try_clone()?, path.clone(), stat)));
         let same = match old {
-            Some(old) => self.same_directory(old, directory, &stat, path)?,
+            Some(old) => self.same_directory(old, new, &stat, path)?,
             None => false,
         };
         match same {
@@ -225,14 +238,9 @@ impl<W: Write> Walk<'_, W> {
                 == (new.st_ino, new.st_ctime, new.st_ctime_nsec)
     }
 
-    fn inside(
-        &mut self,
-        old: Option<&OwnedFd>,
-        new: &OwnedFd,
-        path: &[u8],
-        depth: usize,
-    ) -> Result<()> {
-        let depth = self.deeper(path, depth)?;
+    fn inside(&mut self, directory: &Pair) -> Result<()> {
+        self.check_depth(directory)?;
+        let Pair { old, new, path, .. } = directory;
         if self.upper
             && XattrFile::Open(new.as_fd())
                 .is_opaque()
@@ -250,18 +258,18 @@ impl<W: Write> Walk<'_, W> {
             }
         }
         for name in present {
-            let found = Found::at(old, new, path, &name)?;
-            let (below, stat) = (&found.path, &found.stat);
+            let found = Found::at(directory, &name)?;
+            let stat = &found.stat;
             if self.upper && beneath::kind(stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
                 self.packer.deletion(path, &name)?;
             } else if is_directory(stat) {
-                let (counterpart, directory) = found.open()?;
-                self.enter(&directory, below, counterpart.as_ref())?;
-                self.inside(counterpart.as_ref(), &directory, below, depth)?;
+                let below = found.open()?;
+                self.enter(&below)?;
+                self.inside(&below)?;
                 self.pending.pop();
             } else if !self.same(&found)? {
                 self.flush()?;
-                self.packer.entry(new.as_fd(), &name, below, stat)?;
+                self.packer.entry(new.as_fd(), &name, &found.path, stat)?;
             }
         }
         Ok(())
@@ -283,13 +291,10 @@ impl<W: Write> Walk<'_, W> {
     /// Compares two entries other than directories by everything that a tree's digest covers.
     fn equal(&self, found: &Found<'_>) -> Result<bool> {
         let Found {
-            new,
-            name,
-            path,
-            stat,
-            ..
+            name, path, stat, ..
         } = found;
-        let (Some(old), Some(before)) = (found.old, &found.before) else {
+        let Pair { old, new, .. } = found.above;
+        let (Some(old), Some(before)) = (old, &found.before) else {
             return Ok(false);
         };
         // Without comparing link counts, names that no longer share a file would share one again.
@@ -339,20 +344,13 @@ impl<W: Write> Walk<'_, W> {
     }
 
     /// Finds hard-linked files, and whether all of their names are unchanged.
-    fn group(
-        &mut self,
-        old: Option<&OwnedFd>,
-        new: &OwnedFd,
-        path: &[u8],
-        depth: usize,
-    ) -> Result<()> {
-        let depth = self.deeper(path, depth)?;
-        for name in names(new)? {
-            let found = Found::at(old, new, path, &name)?;
+    fn group(&mut self, directory: &Pair) -> Result<()> {
+        self.check_depth(directory)?;
+        for name in names(&directory.new)? {
+            let found = Found::at(directory, &name)?;
             let stat = &found.stat;
             if is_directory(stat) {
-                let (counterpart, directory) = found.open()?;
-                self.group(counterpart.as_ref(), &directory, &found.path, depth)?;
+                self.group(&found.open()?)?;
                 continue;
             }
             let before = found.before.as_ref();
