@@ -168,6 +168,13 @@ impl Error {
         self
     }
 
+    /// Makes this error the cause of one with its kind and help.
+    #[must_use]
+    pub(crate) fn explained(self, message: impl Into<String>) -> Self {
+        let (kind, help) = (self.kind, self.help.clone());
+        Self::new(kind, message).source(self).help_if(help)
+    }
+
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -232,35 +239,14 @@ pub(crate) fn is_full(error: &std::io::Error) -> bool {
 // `fs_err` messages contain the operation and the path, so they can stand alone.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::of_io(&error, error.to_string()).source_of(&error)
-    }
-}
-
-impl Error {
-    /// Makes an error of an I/O error's kind, with help for a full disk.
-    fn of_io(error: &std::io::Error, message: String) -> Self {
-        let kind = io_kind(error);
-        let made = Self::new(kind, message);
-        match kind {
-            Kind::OutOfSpace => {
-                made.help("rockenv gc, if it is the store's disk; rockenv du shows disk use")
-            }
-            _ => made,
-        }
-    }
-
-    /// Makes an error with a failed system call as its cause.
-    pub(crate) fn of_errno(errno: nix::Error, message: String) -> Self {
-        let cause = std::io::Error::from(errno);
-        Self::of_io(&cause, message).source(cause)
-    }
-
-    // The message is the I/O error's own already, so only its source is a cause.
-    fn source_of(self, error: &std::io::Error) -> Self {
-        let below = std::error::Error::source(error).map(ToString::to_string);
-        match below {
-            Some(text) if text != self.message => self.source(text),
-            _ => self,
+        let kind = io_kind(&error);
+        let help = "rockenv gc, if it is the store's disk; rockenv du shows disk use";
+        let made = Self::new(kind, error.to_string());
+        Self {
+            help: (kind == Kind::OutOfSpace).then(|| help.to_owned()),
+            // Has the same message, which the chain shows once.
+            source: error.into_inner().map(|inner| inner as Source),
+            ..made
         }
     }
 }
@@ -323,24 +309,9 @@ pub trait ResultExt<T> {
     fn context(self, message: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T> ResultExt<T> for std::result::Result<T, std::io::Error> {
+impl<T, E: Into<Error>> ResultExt<T> for std::result::Result<T, E> {
     fn context(self, message: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|error| Error::of_io(&error, message()).source(error))
-    }
-}
-
-impl<T> ResultExt<T> for std::result::Result<T, nix::Error> {
-    fn context(self, message: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|errno| Error::of_errno(errno, message()))
-    }
-}
-
-impl<T> ResultExt<T> for Result<T> {
-    fn context(self, message: impl FnOnce() -> String) -> Self {
-        self.map_err(|error| {
-            let (kind, help) = (error.kind, error.help.clone());
-            Error::new(kind, message()).source(error).help_if(help)
-        })
+        self.map_err(|error| error.into().explained(message()))
     }
 }
 

@@ -108,7 +108,7 @@ impl Merge<'_> {
         if let Err((name, error)) = self.merge(merged, worker) {
             let path = self.into.join(&merged.path).join(name);
             let message = format!("cannot merge layers into `{}`", path.display());
-            let failed = Error::of_errno(error, message);
+            let failed = Error::from(error).explained(message);
             self.queue.abort(match error {
                 // The layer refers to a lower one, which rockenv's mounts neither produce nor follow.
                 Errno::EUCLEAN => failed.help("the layer was written with other overlay options than rockenv's: remove the env"),

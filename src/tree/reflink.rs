@@ -118,7 +118,7 @@ impl Copy<'_> {
         }
         let (from, to) = (self.from.join(&below), self.to.join(&below));
         let message = format!("cannot copy `{}` to `{}`", from.display(), to.display());
-        let failed = Error::of_errno(error, message);
+        let failed = Error::from(error).explained(message);
         self.queue.abort(match error {
             Errno::EMFILE => failed.help("the tree is very deep: raise the limit with `ulimit -n`"),
             _ => failed,

@@ -322,7 +322,7 @@ impl Removal<'_> {
             .help("use Linux 5.6 or later; in a container, allow the system call openat2"),
             error => {
                 let message = format!("cannot delete `{}`", path.display());
-                let failed = Error::of_errno(error, message);
+                let failed = Error::from(error).explained(message);
                 match error {
                     Errno::EPERM => failed.help(format!("see `lsattr -d {}`", quoted_path(&path))),
                     _ => failed,

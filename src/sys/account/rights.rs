@@ -307,7 +307,7 @@ impl Rights {
         if is_refusal(errno) {
             return self.may_not_write(&format!("to directory `{shown}`"), errno);
         }
-        Error::of_errno(errno, format!("cannot write in `{shown}`"))
+        Error::from(errno).explained(format!("cannot write in `{shown}`"))
     }
 }
 
