@@ -1,12 +1,11 @@
 //! Owns `At`: a value of a TOML file with its position in the text, for errors that point at it.
 
-use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::{Deref, Range};
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_spanned::Spanned;
 
 /// A byte range of a text.
@@ -16,10 +15,12 @@ pub(crate) fn line(text: &str, at: usize) -> usize {
     1 + text.get(..at).unwrap_or_default().matches('\n').count()
 }
 
-/// A value and its position. Its JSON schema is the value's.
-#[derive(Clone, Debug)]
+// A value and its position; JSON has only the value. A doc comment would become the description in every schema.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(transparent)]
 pub struct At<T> {
     pub value: T,
+    #[serde(skip)]
     pub place: Place,
 }
 
@@ -63,29 +64,5 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for At<T> {
         let place = spanned.span();
         let value = spanned.into_inner();
         Ok(Self { value, place })
-    }
-}
-
-impl<T: Serialize> Serialize for At<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.value.serialize(serializer)
-    }
-}
-
-impl<T: JsonSchema> JsonSchema for At<T> {
-    fn inline_schema() -> bool {
-        T::inline_schema()
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        T::schema_name()
-    }
-
-    fn schema_id() -> Cow<'static, str> {
-        T::schema_id()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        T::json_schema(generator)
     }
 }
