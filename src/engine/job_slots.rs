@@ -53,9 +53,8 @@ pub(super) enum Need {
 }
 
 /// An entry in the budget, and the slots that it holds.
-#[derive(Debug)]
-pub(crate) struct SlotClaim {
-    file: fs::File,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Entry {
     slot: u32,
     pub(super) total: u32,
     /// See [`Sizing::together`](crate::plan::jobs::Sizing::together).
@@ -64,14 +63,18 @@ pub(crate) struct SlotClaim {
     env: EnvName,
 }
 
+/// An entry, and the file with its locks.
+#[derive(Debug)]
+pub(crate) struct SlotClaim {
+    file: fs::File,
+    pub(super) entry: Entry,
+}
+
 /// A [`SlotClaim`] on its way to another process, together with the file's descriptor, which carries the locks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ticket {
-    slot: u32,
-    total: u32,
-    together: u32,
-    held: Vec<u32>,
-    env: EnvName,
+    #[serde(flatten)]
+    pub(super) entry: Entry,
     /// Maximum number of slots for the env.
     pub(super) cap: u32,
     /// Path of the FIFO outside.
@@ -93,14 +96,14 @@ impl SlotClaim {
         file.set_permissions(std::fs::Permissions::from_mode(ONLY_OWNER))?;
         for slot in 0..ENTRIES {
             if lock(&file, u64::from(slot) * ENTRY)? {
-                let claim = Self {
-                    file,
+                let entry = Entry {
                     slot,
                     total: total.max(1),
                     together,
                     held: Vec::new(),
                     env: env.clone(),
                 };
+                let claim = Self { file, entry };
                 claim.publish(Need::More)?;
                 return Ok(claim);
             }
@@ -112,22 +115,16 @@ impl SlotClaim {
     }
 
     /// Takes over a claim from [`SlotClaim::pass`].
-    pub(super) fn receive(ticket: Ticket, file: OwnedFd) -> Self {
-        Self {
-            file: fs::File::from_parts(file.into(), "jobs"),
-            slot: ticket.slot,
-            total: ticket.total,
-            together: ticket.together,
-            held: ticket.held,
-            env: ticket.env,
-        }
+    pub(super) fn receive(entry: Entry, file: OwnedFd) -> Self {
+        let file = fs::File::from_parts(file.into(), "jobs");
+        Self { file, entry }
     }
 
     /// Takes another slot, if one is free.
     pub(crate) fn take(&mut self) -> Result<bool> {
-        for slot in 0..self.total {
-            if !self.held.contains(&slot) && lock(&self.file, SLOTS + u64::from(slot))? {
-                self.held.push(slot);
+        for slot in 0..self.entry.total {
+            if !self.entry.held.contains(&slot) && lock(&self.file, SLOTS + u64::from(slot))? {
+                self.entry.held.push(slot);
                 return Ok(true);
             }
         }
@@ -135,48 +132,38 @@ impl SlotClaim {
     }
 
     pub(super) fn release(&mut self) -> Result<()> {
-        if let Some(slot) = self.held.pop() {
+        if let Some(slot) = self.entry.held.pop() {
             set_lock(&self.file, SLOTS + u64::from(slot), libc::F_UNLCK)?;
         }
         Ok(())
     }
 
     pub(super) fn count(&self) -> u32 {
-        u32::try_from(self.held.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.entry.held.len()).unwrap_or(u32::MAX)
     }
 
     pub(super) fn publish(&self, need: Need) -> Result<()> {
         let mut record = [0; ENTRY as usize];
         record[..4].copy_from_slice(&self.count().to_le_bytes());
         record[4] = need as u8;
-        let name = &self.env.as_bytes()[..self.env.len().min(NAME)];
+        let name = &self.entry.env.as_bytes()[..self.entry.env.len().min(NAME)];
         record[5..5 + name.len()].copy_from_slice(name);
-        record[5 + NAME..].copy_from_slice(&self.together.to_le_bytes());
+        record[5 + NAME..].copy_from_slice(&self.entry.together.to_le_bytes());
         self.file
             .file()
-            .write_all_at(&record, u64::from(self.slot) * ENTRY)?;
+            .write_all_at(&record, u64::from(self.entry.slot) * ENTRY)?;
         Ok(())
     }
 
     /// Returns the records of the other entries that are taken.
     pub(crate) fn others(&self) -> Result<Vec<Other>> {
-        let mut others = Vec::new();
-        for slot in 0..self.file.metadata()?.len() / ENTRY {
-            if slot != u64::from(self.slot) {
-                others.extend(slot_holder(&self.file, slot)?);
-            }
-        }
-        Ok(others)
+        slot_holders(&self.file, |slot| slot != u64::from(self.entry.slot))
     }
 
     /// Passes the claim to another process: its description, and the descriptor to send along.
     pub(crate) fn pass(self, cap: u32, fifo: PathBuf) -> (Ticket, OwnedFd) {
         let ticket = Ticket {
-            slot: self.slot,
-            total: self.total,
-            together: self.together,
-            held: self.held,
-            env: self.env,
+            entry: self.entry,
             cap: cap.max(1),
             fifo,
         };
@@ -184,44 +171,43 @@ impl SlotClaim {
     }
 }
 
-/// Returns the record of an entry in `file`, if it is taken.
-fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
-    if !is_locked(file, slot * ENTRY)? {
-        return Ok(None);
+/// Returns the records of the entries in `file` that are taken.
+fn slot_holders(file: &fs::File, counts: impl Fn(u64) -> bool) -> Result<Vec<Other>> {
+    let mut holders = Vec::new();
+    for slot in (0..file.metadata()?.len() / ENTRY).filter(|slot| counts(*slot)) {
+        if !is_locked(file, slot * ENTRY)? {
+            continue;
+        }
+        let mut record = [0; ENTRY as usize];
+        file.file().read_exact_at(&mut record, slot * ENTRY)?;
+        let [a, b, c, d, need, name @ .., e, f, g, h] = record;
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        holders.push(Other {
+            env: String::from_utf8_lossy(name).into_owned(),
+            held: u32::from_le_bytes([a, b, c, d]),
+            need: match need {
+                0 => Need::None,
+                1 => Need::Enough,
+                _ => Need::More,
+            },
+            together: match u32::from_le_bytes([e, f, g, h]) {
+                // Older versions do not write this number.
+                0 => u32::MAX,
+                jobs => jobs,
+            },
+        });
     }
-    let mut record = [0; ENTRY as usize];
-    file.file().read_exact_at(&mut record, slot * ENTRY)?;
-    let [a, b, c, d, need, name @ .., e, f, g, h] = record;
-    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok(Some(Other {
-        env: String::from_utf8_lossy(name).into_owned(),
-        held: u32::from_le_bytes([a, b, c, d]),
-        need: match need {
-            0 => Need::None,
-            1 => Need::Enough,
-            _ => Need::More,
-        },
-        together: match u32::from_le_bytes([e, f, g, h]) {
-            // Older versions do not write this number.
-            0 => u32::MAX,
-            jobs => jobs,
-        },
-    }))
+    Ok(holders)
 }
 
 /// Returns how many slots of the budget in `file` an env has, if it has an entry.
 pub(super) fn held(file: &fs::File, env: &EnvName) -> Result<Option<u32>> {
     // Names are truncated to the size of an entry's record.
-    let end = env.len().min(NAME);
-    let mut sum = None;
-    for slot in 0..file.metadata()?.len() / ENTRY {
-        if let Some(found) = slot_holder(file, slot)?
-            && found.env.as_bytes() == &env.as_bytes()[..end]
-        {
-            sum = Some(sum.unwrap_or(0) + found.held);
-        }
-    }
-    Ok(sum)
+    let name = &env.as_bytes()[..env.len().min(NAME)];
+    let mut holders = slot_holders(file, |_| true)?;
+    holders.retain(|holder| holder.env.as_bytes() == name);
+    let held = holders.into_iter().map(|holder| holder.held);
+    Ok(held.reduce(|sum, held| sum + held))
 }
 
 /// Locks a byte of the file until this open file is closed; returns whether the byte was free.

@@ -160,7 +160,7 @@ impl Env {
             .custom_flags(libc::O_NONBLOCK)
             .open(&ticket.fifo)?;
         let cap = ticket.cap;
-        let claim = SlotClaim::receive(ticket, file);
+        let claim = SlotClaim::receive(ticket.entry, file);
         Ok(Self {
             base: claim.count().min(1),
             claim,
@@ -251,11 +251,11 @@ impl Env {
             held: self.claim.count(),
             base: self.base,
             limit,
-            together: self.claim.together,
+            together: self.claim.entry.together,
             idle,
             need,
         };
-        let target = target(self.claim.total, mine, &self.claim.others()?);
+        let target = target(self.claim.entry.total, mine, &self.claim.others()?);
         while self.claim.count() < target && self.claim.take()? {
             if self.claim.count() > self.base {
                 self.write()?;
