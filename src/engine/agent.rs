@@ -76,14 +76,6 @@ struct Agent {
     deadline: Option<Instant>,
 }
 
-/// The descriptors that can be read without waiting.
-struct Ready {
-    holder: bool,
-    listener: bool,
-    signals: bool,
-    sessions: Vec<usize>,
-}
-
 impl Agent {
     /// Connects to the holder and receives the socket to listen on.
     fn start(path: Option<&Path>) -> Result<Self> {
@@ -128,15 +120,15 @@ impl Agent {
         if self.is_over()? {
             return Ok(false);
         }
-        let ready = self.wait()?;
-        if ready.signals {
+        let ([holder, listener, signals], sessions) = self.wait()?;
+        if signals {
             self.hear_signals()?;
         }
-        if ready.holder && !self.hear_holder()? {
+        if holder && !self.hear_holder()? {
             return Ok(false);
         }
         let is_full = self.sessions.len() > self.most;
-        for index in ready.sessions {
+        for index in sessions {
             let session = &mut self.sessions[index];
             serve(session, &mut self.rest, self.in_service, is_full);
         }
@@ -146,7 +138,7 @@ impl Agent {
         }
         self.sessions
             .retain(|session| session.socket.is_some() || session.pid.is_some());
-        if ready.listener {
+        if listener {
             match self.listener.accept() {
                 Ok((socket, _)) => self.sessions.push(Session {
                     socket: Some(socket),
@@ -180,8 +172,9 @@ impl Agent {
         }
     }
 
-    /// Waits until a descriptor is readable, or until it is time to exit.
-    fn wait(&self) -> Result<Ready> {
+    /// Waits until a descriptor is readable, or until it is time to exit. Returns whether the holder, the listener and
+    /// the signals are readable, and the indices of the sessions that are.
+    fn wait(&self) -> Result<([bool; 3], Vec<usize>)> {
         let own = [
             self.holder.as_fd(),
             self.listener.as_fd(),
@@ -197,12 +190,7 @@ impl Agent {
         let ready = which_readable(&[&own[..], &sockets[..]].concat(), limit)?;
         let sessions = indices.into_iter().zip(&ready[own.len()..]);
         let sessions = sessions.filter_map(|(index, ready)| ready.then_some(index));
-        Ok(Ready {
-            holder: ready[0],
-            listener: ready[1],
-            signals: ready[2],
-            sessions: sessions.collect(),
-        })
+        Ok(([ready[0], ready[1], ready[2]], sessions.collect()))
     }
 
     fn hear_signals(&mut self) -> Result<()> {
