@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use clap::Args;
 use serde::Serialize;
 
-use crate::engine::choose::is_nspawn_installed;
+use crate::engine::choose::{Reason, is_nspawn_installed};
 use crate::execute::{BlockedResults, EMPTIED};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Engine, Volume, VolumeKind};
@@ -171,7 +171,7 @@ fn refused(
     if !reasons.is_empty() {
         help.push(source::MISSING.to_owned());
     }
-    if let Some(absence) = &selection.choice.absence {
+    if let Reason::Absent(absence) = &selection.choice.reason {
         reasons.push(absence.why.clone());
         let needs_root = is_nspawn_installed() && !selection.host.root;
         help.push(match &absence.help {

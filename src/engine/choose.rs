@@ -41,8 +41,6 @@ pub(crate) struct Choice {
     /// The service's socket, for engines that are services.
     pub service: Option<PathBuf>,
     pub reason: Reason,
-    /// Why no engine works here; `None` if one does.
-    pub absence: Option<Absence>,
 }
 
 /// Why no engine works here, and the command that helps.
@@ -53,7 +51,7 @@ pub(crate) struct Absence {
 }
 
 /// Why an engine was chosen; shown in a few words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// The user named it.
     Asked,
@@ -62,7 +60,7 @@ pub(crate) enum Reason {
     /// It is the first that works here.
     Found(&'static str),
     /// No engine works here; the plan assumes this one.
-    Absent,
+    Absent(Absence),
 }
 
 impl fmt::Display for Reason {
@@ -71,7 +69,7 @@ impl fmt::Display for Reason {
             Self::Asked => "asked for",
             Self::MadeWith => "the env was created with it",
             Self::Found(why) => why,
-            Self::Absent => "no engine here",
+            Self::Absent(_) => "no engine here",
         })
     }
 }
@@ -107,7 +105,6 @@ pub(crate) fn choose(
         engine,
         service,
         reason,
-        absence: None,
     })
 }
 
@@ -132,8 +129,7 @@ pub(crate) fn choose_to_plan(
             Ok(Choice {
                 engine: asked.map_or(Ok(Engine::Nspawn), named)?,
                 service: None,
-                reason: Reason::Absent,
-                absence: Some(Absence {
+                reason: Reason::Absent(Absence {
                     why,
                     help: asked.and(error.help_text()).map(str::to_owned),
                 }),
@@ -254,8 +250,10 @@ mod tests {
         assert_has!(text, "/nowhere/podman.sock");
         for (asked, engine) in [(None, Engine::Nspawn), (Some("podman"), Engine::Podman)] {
             let planned = choose_to_plan(asked, None, false, &nowhere()).unwrap();
-            assert_eq!((planned.engine, planned.reason), (engine, Reason::Absent));
-            let absence = planned.absence.unwrap();
+            assert_eq!(planned.engine, engine);
+            let Reason::Absent(absence) = planned.reason else {
+                panic!("{:?}", planned.reason);
+            };
             let is_any = absence.why.starts_with("no engine available");
             assert_eq!(is_any, asked.is_none(), "{absence:?}");
         }

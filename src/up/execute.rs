@@ -40,7 +40,7 @@ pub(super) fn execute<'a>(
                 engine: spec.engine.to_string(),
                 reason: why.to_owned(),
             }),
-            Reason::Asked | Reason::MadeWith | Reason::Absent => None,
+            Reason::Asked | Reason::MadeWith | Reason::Absent(_) => None,
         },
     });
     let progress = Execution {

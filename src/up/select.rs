@@ -219,7 +219,7 @@ impl Selection {
 
     /// Names the engine that was planned for, if none works here.
     pub(crate) fn note_absent_engine(&self, cx: &Context) {
-        if self.choice.reason == Reason::Absent {
+        if let Reason::Absent(_) = self.choice.reason {
             let engine = self.choice.engine;
             let message = format!("planned for {engine}, which cannot be used here");
             cx.ui.note(&message);

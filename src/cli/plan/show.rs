@@ -29,8 +29,8 @@ pub(super) fn show(
     summary(ui, report);
     ui.data("\n");
     row(ui, "image", report.image);
-    let engine = match selection.choice.reason {
-        Reason::Absent => format!("planned for {}, which cannot be used here", report.engine),
+    let engine = match &selection.choice.reason {
+        Reason::Absent(_) => format!("planned for {}, which cannot be used here", report.engine),
         reason => format!("{} ({reason})", report.engine),
     };
     row(ui, "engine", &engine);
