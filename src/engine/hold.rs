@@ -447,7 +447,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
             state.nodes.clone_from(&hold.container.devices);
             docker::hold(hold, place, &mut state, connections)
         }
-        Root::Directory(_) | Root::Overlay { .. } => {
+        Root::Directory(_) | Root::Overlay(_) => {
             state.cgroup = Cgroup::plan(&state.id, &Hierarchies::probe()?, hold.systemd);
             nspawn::hold(hold, &mut state, connections)
         }

@@ -41,15 +41,8 @@ pub(crate) use cgroup::Limits;
 pub enum Root {
     /// A directory or subvolume, used directly.
     Directory(PathBuf),
-    /// An overlay, mounted by the holder in its own mount namespace.
-    Overlay {
-        /// Frozen directories, topmost first.
-        lowers: Vec<PathBuf>,
-        /// Directory of the changes.
-        upper: PathBuf,
-        /// The overlay's scratch directory, beside `upper`.
-        work: PathBuf,
-    },
+    /// A view of the last of its layers.
+    Overlay(View),
     /// A container of a service, which keeps its own trees.
     Service(docker::ContainerTree),
 }

@@ -136,7 +136,7 @@ impl ContainerContext<'_> {
         let is_packages = step.is_some_and(|step| matches!(step.action, Action::Packages(_)));
         let tree = match root {
             Root::Service(_) => Some(self.store.image_root(&env.known_record()?.image_key)),
-            Root::Directory(_) | Root::Overlay { .. } => None,
+            Root::Directory(_) | Root::Overlay(_) => None,
         };
         Ok(Container {
             // At most 64 characters, each label valid in a host name.

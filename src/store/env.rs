@@ -13,9 +13,9 @@ use super::journal::{self, JournalEntry};
 use super::lease::LEASE;
 use super::snapshot::push_snapshot;
 use super::{Layer, Lock, Store, lock, no_env, removal};
-use crate::engine::Root;
 use crate::engine::hold::ContainerRecord;
 use crate::engine::session::{self, Retirement};
+use crate::engine::{Root, View};
 use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId};
 use crate::plan::jobs::Past;
 use crate::plan::record::Record;
@@ -399,11 +399,11 @@ impl LockedEnv<'_> {
                 let work = directory.join("work");
                 // Absent if a freeze was interrupted before its rename.
                 fs::create_dir_all(&work)?;
-                Ok(Root::Overlay {
-                    lowers: self.store.lowers(layer, &record.image_key)?,
+                Ok(Root::Overlay(View {
+                    layers: self.store.lowers(layer, &record.image_key)?,
                     upper: files,
                     work,
-                })
+                }))
             }
             Method::Btrfs | Method::Reflink => Ok(Root::Directory(files)),
         }

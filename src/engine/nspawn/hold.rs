@@ -21,7 +21,7 @@ use crate::engine::hold::{
 };
 use crate::engine::jobserver::Server;
 use crate::engine::wire::ToAgent;
-use crate::engine::{Bind, Container, Root, Usage, open_files};
+use crate::engine::{Bind, Container, Root, Usage, View, open_files};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::sockets::SocketRules;
@@ -42,14 +42,7 @@ pub(in crate::engine) fn hold(
             mounts::mount_with(Some(tree), &root, MsFlags::MS_BIND)
                 .context(|| format!("cannot mount tree `{}`", tree.display()))?;
         }
-        Root::Overlay {
-            lowers,
-            upper,
-            work,
-        } => {
-            let upper = overlay::Upper { diff: upper, work };
-            overlay::mount(lowers, Some(upper), &root)?;
-        }
+        Root::Overlay(view) => mount_view(view, &view.layers, &root)?,
         Root::Service(_) => return Err(unexpected!("a service mounts its own trees")),
     }
     check_binds(&hold.container)?;
@@ -76,6 +69,14 @@ pub(in crate::engine) fn hold(
     // nspawn locks the directory by a file beside it.
     drop(fs::remove_file(hold.run.join(".#root.lck")));
     result
+}
+
+fn mount_view(view: &View, lowers: &[PathBuf], at: &Path) -> Result<()> {
+    let upper = overlay::Upper {
+        diff: &view.upper,
+        work: &view.work,
+    };
+    overlay::mount(lowers, Some(upper), at)
 }
 
 /// Opens the source of a bind. Does not follow a symlink that appeared in a real path: a step may have created it.
@@ -122,11 +123,7 @@ fn with_volumes(hold: &Hold) -> Result<Hold> {
         match &bind.view {
             Some(view) => {
                 let lowers = [&view.layers[..], &[path_of(&opened)]].concat();
-                let upper = overlay::Upper {
-                    diff: &view.upper,
-                    work: &view.work,
-                };
-                overlay::mount(&lowers, Some(upper), &at)
+                mount_view(view, &lowers, &at)
                     .context(|| format!("cannot mount `{}` with its hooks", bind.target))?;
             }
             None => {
