@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Device;
 use super::hold::PATIENCE;
 use crate::sys::error::{Result, ResultExt as _};
-use crate::sys::host::{group_path, system_text};
+use crate::sys::host::{self, group_path, system_text};
 
 /// The slice of all containers if systemd is PID 1.
 pub(crate) const SLICE: &str = "rockenv.slice";
@@ -287,19 +287,16 @@ impl Cgroup {
         Ok(false)
     }
 
+    /// Reads a file of the first hierarchy that has it.
+    pub(super) fn read(&self, file: &str) -> Option<String> {
+        let mut directories = self.directories.iter();
+        directories.find_map(|(_, directory)| fs::read_to_string(directory.join(file)).ok())
+    }
+
     /// Reads the group's usage so far.
     pub(crate) fn figures(&self) -> Figures {
-        let read = |file: &str| {
-            self.directories
-                .iter()
-                .find_map(|(_, directory)| fs::read_to_string(directory.join(file)).ok())
-        };
-        let number = |file: &str| read(file).and_then(|text| text.trim().parse::<u64>().ok());
-        let field = |file: &str, name: &str| {
-            let text = read(file)?;
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
-        };
+        let number = |file: &str| self.read(file)?.trim().parse::<u64>().ok();
+        let field = |file: &str, name: &str| host::field(&self.read(file)?, name);
         let by_kernel = field("memory.events", "oom_kill ")
             .or_else(|| field("memory.oom_control", "oom_kill "));
         // Before Linux 5.19, this is all that is known of the peak.

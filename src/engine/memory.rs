@@ -23,11 +23,7 @@ impl Cgroup {
 
     /// Returns a field of the control group's memory pressure (PSI): a share of time, in percent.
     pub(crate) fn stalled(&self, line: &str, field: &str) -> Option<f64> {
-        let mut directories = self.directories.iter();
-        directories.find_map(|(_, directory)| {
-            let text = fs::read_to_string(directory.join("memory.pressure")).ok()?;
-            host::stalled(&text, line, field)
-        })
+        host::stalled(&self.read("memory.pressure")?, line, field)
     }
 
     /// Returns the memory of each group with a limit around this one: a session, a slice, a cluster's job, a container.
@@ -59,10 +55,7 @@ fn limited(directory: &Path) -> Option<Limited> {
 /// Returns the memory in use in a group and those below it without page cache, in bytes, if it is counted.
 fn anonymous(directory: &Path) -> Option<u64> {
     let text = fs::read_to_string(directory.join("memory.stat")).ok()?;
-    let field = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
-    };
+    let field = |name| host::field(&text, name);
     // In cgroup v1, fields without `total_` leave out the groups below.
     let (held, shared) = match field("total_rss ") {
         Some(held) => (held, field("total_shmem ")),

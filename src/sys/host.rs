@@ -128,13 +128,14 @@ pub(crate) fn memory_now() -> MemoryNow {
 
 /// Returns how many processes the kernel has killed on this machine because memory ran out.
 pub(crate) fn oom_kills() -> u64 {
-    oom_kills_in(&fs::read_to_string("/proc/vmstat").unwrap_or_default())
+    let vmstat = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    field(&vmstat, "oom_kill ").unwrap_or(0)
 }
 
-fn oom_kills_in(vmstat: &str) -> u64 {
-    let mut lines = vmstat.lines();
-    let count = lines.find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
-    count.unwrap_or(0)
+/// Returns the number after `name` at the beginning of a line.
+pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 /// Returns the lowest memory limit of this process's control group and its ancestors; `u64::MAX` without a limit.
@@ -414,9 +415,9 @@ mod tests {
             Some(24_684_092 * 1024)
         );
         // No memory left is not an unknown amount.
-        let field = "MemAvailable:";
-        assert_eq!(memory_field("MemAvailable: 0 kB\n", field), Some(0));
-        assert_eq!(memory_field("nonsense", field), None);
+        let available = "MemAvailable:";
+        assert_eq!(memory_field("MemAvailable: 0 kB\n", available), Some(0));
+        assert_eq!(memory_field("nonsense", available), None);
         for (available, huge, total) in [(5, 0, 64), (5, 56, 8), (5, 62, 5), (60, 900, 60)] {
             let text = format!(
                 "MemTotal: 64 kB\nMemAvailable: {available} kB\nHugepagesize: 2048 kB\nHugetlb: {huge} kB\n"
@@ -431,7 +432,7 @@ mod tests {
         }
         let zfs = "13 1 0x01 147 39984 5 7\nname type data\nc_min 4 2\nc_max 4 60\nsize 4 50\n";
         assert_eq!((zfs_cache(zfs), zfs_cache("")), (48, 0));
-        assert_eq!(oom_kills_in("oom_kill_x 1\noom_kill 7\n"), 7);
+        assert_eq!(field("oom_kill_x 1\noom_kill 7\n", "oom_kill "), Some(7));
         let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=1\n";
         assert_eq!(stalled(text, "some ", "avg10="), Some(12.5));
         assert_eq!(stalled(text, "full ", "avg300="), Some(0.0));
