@@ -11,9 +11,10 @@ use nix::fcntl::OFlag;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 use nix::sys::stat::Mode;
-use nix::unistd::{Gid, Pid, Uid};
+use nix::unistd::{Gid, Pid};
 
 use super::wire::{Command, Reply};
+use crate::sys::account::rights::set_ids;
 use crate::sys::sockets::SocketRules;
 
 /// Minimum score of a command. If the machine has no memory left, the kernel kills a process with a high score. systemd
@@ -137,7 +138,7 @@ fn become_user(
     let groups = command.groups.as_ref();
     let groups: Option<Vec<Gid>> =
         groups.map(|groups| groups.iter().copied().map(Gid::from_raw).collect());
-    let (uid, gid) = (Uid::from_raw(command.uid), Gid::from_raw(command.gid));
+    let (uid, gid) = (command.uid, command.gid);
     let no_new_privs = command.no_new_privs;
     let terminal = command.tty.then(std::io::stdin);
     // systemd-nspawn already runs under these rules. In a service's container there is no CAP_SYS_ADMIN, so a command
@@ -165,11 +166,7 @@ fn become_user(
                 setrlimit(limit, soft.min(most), most)?;
             }
             drop(fs_err::write(OOM_FILE, &oom_score));
-            if let Some(groups) = &groups {
-                nix::unistd::setgroups(groups)?;
-            }
-            nix::unistd::setresgid(gid, gid, gid)?;
-            nix::unistd::setresuid(uid, uid, uid)?;
+            set_ids(uid, gid, groups.as_deref())?;
             if no_new_privs {
                 nix::sys::prctl::set_no_new_privs()?;
             }

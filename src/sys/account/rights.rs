@@ -408,25 +408,30 @@ fn start(person: &Person) -> Result<UnixStream> {
 /// Becomes a user irrevocably, with the user's groups and none of root's privileges.
 pub(crate) fn become_person(person: &Person) -> Result<()> {
     let groups: Vec<Gid> = person.groups.iter().copied().map(Gid::from_raw).collect();
-    let (uid, gid) = (Uid::from_raw(person.uid), Gid::from_raw(person.gid));
-    nix::unistd::setgroups(&groups)?;
-    nix::unistd::setresgid(gid, gid, gid)?;
-    nix::unistd::setresuid(uid, uid, uid)?;
+    set_ids(person.uid, person.gid, Some(&groups))?;
     nix::sys::prctl::set_no_new_privs()?;
     Ok(())
+}
+
+/// Sets the ids of this process, and its groups if given. Safe between fork and exec.
+pub(crate) fn set_ids(uid: u32, gid: u32, groups: Option<&[Gid]>) -> nix::Result<()> {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    if let Some(groups) = groups {
+        nix::unistd::setgroups(groups)?;
+    }
+    nix::unistd::setresgid(gid, gid, gid)?;
+    nix::unistd::setresuid(uid, uid, uid)
 }
 
 /// Makes a command start as a user, with the user's groups, which the standard library would drop, and in `directory`,
 /// which may be closed to all but the user or one of these groups.
 pub(crate) fn start_as(command: &mut Command, person: &Person, directory: &Path) -> Result<()> {
     let groups: Vec<Gid> = person.groups.iter().copied().map(Gid::from_raw).collect();
-    let (uid, gid) = (Uid::from_raw(person.uid), Gid::from_raw(person.gid));
+    let (uid, gid) = (person.uid, person.gid);
     let directory = CString::new(directory.as_os_str().as_bytes())
         .map_err(|error| unexpected!("a path contains a NUL").source(error))?;
     let prepare = move || -> std::io::Result<()> {
-        nix::unistd::setgroups(&groups)?;
-        nix::unistd::setresgid(gid, gid, gid)?;
-        nix::unistd::setresuid(uid, uid, uid)?;
+        set_ids(uid, gid, Some(&groups))?;
         nix::unistd::chdir(directory.as_c_str())?;
         Ok(())
     };
