@@ -41,13 +41,8 @@ impl Cgroup {
 
 /// Returns the memory of a group and those below it; `None` without a limit.
 fn limited(directory: &Path) -> Option<Limited> {
-    let limit = |file: &str| {
-        let text = fs::read_to_string(directory.join(file)).ok()?;
-        text.trim().parse::<u64>().ok()
-    };
-    let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
     Some(Limited {
-        limit: limits.into_iter().filter_map(limit).min()?,
+        limit: host::memory_limits(directory).min()?,
         used: anonymous(directory)?,
     })
 }

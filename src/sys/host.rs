@@ -75,26 +75,27 @@ pub(crate) fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
+fn trimmed(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
 pub(crate) fn kernel() -> Option<String> {
-    let text = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
-    Some(format!("Linux {}", text.trim()))
+    trimmed("/proc/sys/kernel/osrelease").map(|release| format!("Linux {release}"))
 }
 
 /// Returns the version of the module `amdgpu`, if it is not the kernel's in-tree module.
 pub(crate) fn amdgpu() -> Option<String> {
-    let text = fs::read_to_string("/sys/module/amdgpu/version").ok()?;
-    Some(text.trim().to_owned())
+    trimmed("/sys/module/amdgpu/version")
 }
 
 /// Returns whether AppArmor confines programs that have a profile.
 pub(crate) fn has_apparmor() -> bool {
-    fs::read_to_string("/sys/module/apparmor/parameters/enabled")
-        .is_ok_and(|text| text.trim() == "Y")
+    trimmed("/sys/module/apparmor/parameters/enabled").as_deref() == Some("Y")
 }
 
 /// Returns whether SELinux enforces its policy. A permissive one refuses nothing.
 pub(crate) fn has_selinux() -> bool {
-    fs::read_to_string("/sys/fs/selinux/enforce").is_ok_and(|text| text.trim() == "1")
+    trimmed("/sys/fs/selinux/enforce").as_deref() == Some("1")
 }
 
 /// The machine's current memory, in bytes.
@@ -140,46 +141,45 @@ pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
 
 /// Returns the lowest memory limit of this process's control group and its ancestors; `u64::MAX` without a limit.
 fn group_memory() -> u64 {
-    let files = own_memory_limits().into_iter();
-    lowest(files.filter_map(|file| fs::read_to_string(file).ok()))
+    let groups = memory_groups();
+    lowest(groups.iter().flat_map(|group| memory_limits(group)))
 }
 
-fn lowest(limits: impl Iterator<Item = String>) -> u64 {
-    let limits = limits.filter_map(|text| text.trim().parse::<u64>().ok());
-    // Without a limit the file contains `max`, or a number larger than any machine's memory. `memory.high` may be 0: a
-    // container with a share of that would be killed at once.
+fn lowest(limits: impl Iterator<Item = u64>) -> u64 {
+    // `memory.high` may be 0: a container with a share of that would be killed at once.
     limits.filter(|bytes| *bytes > 0).min().unwrap_or(u64::MAX)
+}
+
+/// Returns the memory limits of a control group, in bytes.
+pub(crate) fn memory_limits(group: &Path) -> impl Iterator<Item = u64> {
+    // Above the second one the kernel stalls the group's processes. The third one is that of cgroup v1.
+    let files = ["memory.max", "memory.high", "memory.limit_in_bytes"].into_iter();
+    // Without a limit the file contains `max`, or a number larger than any machine's memory.
+    files.filter_map(|file| {
+        let text = fs::read_to_string(group.join(file)).ok()?;
+        text.trim().parse().ok()
+    })
 }
 
 /// Returns the directories of this process's control group and its ancestors that may limit memory.
 pub(crate) fn memory_groups() -> Vec<PathBuf> {
-    let limits = own_memory_limits().into_iter();
-    let groups = limits.filter_map(|file| Some(file.parent()?.to_owned()));
-    let mut groups: Vec<PathBuf> = groups.collect();
-    groups.dedup();
-    groups
-}
-
-fn own_memory_limits() -> Vec<PathBuf> {
     let text = |path: &str| system_text(path).unwrap_or_default();
-    memory_limits(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
+    memory_groups_of(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
 }
 
-/// Returns the memory limit files of a control group and its ancestors, from `/proc/self/cgroup` and
-/// `/proc/self/mountinfo`.
-fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
+/// Returns the same from the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
+fn memory_groups_of(own: &str, mounts: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
     for line in mounts.lines() {
         let Some((mount, source)) = line.split_once(" - ") else {
             continue;
         };
         let mut source = source.split(' ');
         let (kind, options) = (source.next(), source.nth(1).unwrap_or_default());
-        let (path, names) = match kind {
-            // Above the second one the kernel stalls the group's processes.
-            Some("cgroup2") => (group_path(own, ""), &["memory.max", "memory.high"][..]),
+        let path = match kind {
+            Some("cgroup2") => group_path(own, ""),
             Some("cgroup") if options.split(',').any(|one| one == "memory") => {
-                (group_path(own, "memory"), &["memory.limit_in_bytes"][..])
+                group_path(own, "memory")
             }
             _ => continue,
         };
@@ -189,12 +189,9 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
         };
         // In a container, the mount may begin at the container's own group.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
-        let groups = below.ancestors();
-        for group in groups.map(|group| Path::new(at).join(group)) {
-            files.extend(names.iter().map(|name| group.join(name)));
-        }
+        found.extend(below.ancestors().map(|group| Path::new(at).join(group)));
     }
-    files
+    found
 }
 
 /// Returns the control group that `/proc/PID/cgroup` names for a controller; the empty name is cgroup v2.
@@ -426,10 +423,8 @@ mod tests {
             assert_eq!(total_memory(&text, false), 64 << 10, "{text}");
         }
         assert!(is_of_kernel("/proc/filesystems") && !is_of_kernel("/dev/null"));
-        for (files, limit) in [("max 0 90 91", 90), ("max 0", u64::MAX)] {
-            let files = files.split(' ').map(|text| format!("{text}\n"));
-            assert_eq!(lowest(files), limit);
-        }
+        assert_eq!(lowest([0, 90, 91].into_iter()), 90);
+        assert_eq!(lowest([0].into_iter()), u64::MAX);
         let zfs = "13 1 0x01 147 39984 5 7\nname type data\nc_min 4 2\nc_max 4 60\nsize 4 50\n";
         assert_eq!((zfs_cache(zfs), zfs_cache("")), (48, 0));
         assert_eq!(field("oom_kill_x 1\noom_kill 7\n", "oom_kill "), Some(7));
@@ -446,40 +441,30 @@ mod tests {
     }
 
     #[test]
-    fn memory_limits_are_those_of_the_group_and_of_all_above_it() {
+    fn memory_is_limited_by_the_group_and_by_all_above_it() {
         let mounts = "25 20 0:22 / /proc rw - proc proc rw\n\
             30 24 0:26 / /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory\n\
             31 24 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
             32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
         let own = "4:memory:/a/b\n3:cpu,cpuacct:/c\n0::/d\n";
-        let files = memory_limits(own, mounts);
         let expected = [
-            "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/unified/d/memory.max",
-            "/sys/fs/cgroup/unified/d/memory.high",
-            "/sys/fs/cgroup/unified/memory.max",
-            "/sys/fs/cgroup/unified/memory.high",
+            "/sys/fs/cgroup/memory/a/b",
+            "/sys/fs/cgroup/memory/a",
+            "/sys/fs/cgroup/memory",
+            "/sys/fs/cgroup/unified/d",
+            "/sys/fs/cgroup/unified",
         ];
-        assert_eq!(files, expected.map(PathBuf::from));
+        assert_eq!(memory_groups_of(own, mounts), expected.map(PathBuf::from));
         // In a container, the mount begins at the container's group.
         let mounts = "30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
-        let files = memory_limits("0::/docker/x/y\n", mounts);
-        let expected = [
-            "/sys/fs/cgroup/y/memory.max",
-            "/sys/fs/cgroup/y/memory.high",
-            "/sys/fs/cgroup/memory.max",
-            "/sys/fs/cgroup/memory.high",
-        ];
-        assert_eq!(files, expected.map(PathBuf::from));
-        assert!(memory_limits("", "").is_empty());
+        let groups = |mounts: &str| memory_groups_of("0::/docker/x/y\n", mounts);
+        let expected = ["/sys/fs/cgroup/y", "/sys/fs/cgroup"].map(PathBuf::from);
+        assert_eq!(groups(mounts), expected);
+        assert!(memory_groups_of("", "").is_empty());
         // The name of another mount point does not matter.
         let table = tempfile::NamedTempFile::new().unwrap();
         let other = b"29 24 0:25 / /media/caf\xe9 rw - ext4 /dev/a rw\n";
         fs::write(table.path(), [&other[..], mounts.as_bytes()].concat()).unwrap();
-        let mounts = system_text(table.path()).unwrap();
-        let files = memory_limits("0::/docker/x/y\n", &mounts);
-        assert_eq!(files, expected.map(PathBuf::from));
+        assert_eq!(groups(&system_text(table.path()).unwrap()), expected);
     }
 }
