@@ -21,7 +21,7 @@ use crate::sys::host::{self, group_path, system_text};
 pub(crate) const SLICE: &str = "rockenv.slice";
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Maximum memory, in bytes.
     pub memory_max: Option<u64>,
     /// Maximum number of processes and threads.

@@ -49,7 +49,7 @@ pub enum Root {
 
 /// A directory or file of the host inside a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Bind {
+pub(crate) struct Bind {
     /// Absolute path outside.
     pub source: PathBuf,
     /// Absolute path inside.
@@ -102,7 +102,7 @@ fn open_files() -> Result<(u64, u64)> {
 
 /// Everything that defines a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Container {
+pub(crate) struct Container {
     /// Unique name of the machine, control group and scope, at most 64 characters.
     pub id: String,
     pub root: Root,

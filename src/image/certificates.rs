@@ -165,7 +165,7 @@ fn certificates(text: &str) -> String {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ContainerAuthorities {
+pub(crate) struct ContainerAuthorities {
     /// The certificates, in PEM form.
     pem: String,
     /// The image's tree, if a service keeps the container's own.

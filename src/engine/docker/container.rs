@@ -16,10 +16,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::listing::MADE;
-use super::objects::bytes;
+use super::objects::{bytes, label};
 use super::{EngineImage, Flavour, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
-use crate::engine::{Bind, Container, nspawn, open_files};
+use crate::engine::hold::Hold;
+use crate::engine::{Bind, nspawn, open_files};
 use crate::plan::ids::{self, EnvId, StepKey, TreeId};
 use crate::rocm::gpu::Device;
 use crate::sys::error::{Result, encoded};
@@ -85,19 +86,17 @@ pub struct ContainerState {
 }
 
 impl Service {
-    /// Ensures that the container of `place` exists with the setup for `container`. Reuses an existing container with
-    /// the same setup. Replaces a container with another setup, and carries its changes over. Returns sentences about
+    /// Ensures that the container of `place` exists with the setup for `hold`. Reuses an existing container with the
+    /// same setup. Replaces a container with another setup, and carries its changes over. Returns sentences about
     /// limits that cannot be set.
-    pub fn prepare(
+    pub(super) fn prepare(
         &self,
         place: &ContainerTree,
-        container: &Container,
+        hold: &Hold,
         agent: &Path,
-        program: &Path,
-        systemd: bool,
     ) -> Result<Vec<String>> {
-        let body = body(container, agent, program, systemd, self)?;
-        let setup = setup(&body, &container.devices)?;
+        let body = body(hold, agent, self.flavour)?;
+        let setup = setup(&body, &hold.container.devices)?;
         let mut image = self.below(place)?;
         if let Some(state) = self.state(&place.name)? {
             if state.running {
@@ -116,12 +115,7 @@ impl Service {
             setup,
             ..place.labels()
         };
-        let body = ContainerCreateBody {
-            image: Some(image.clone()),
-            labels: Some(labels.map()),
-            ..body
-        };
-        match self.create(&place.name, &body)? {
+        match self.create(&place.name, &image, &labels, body)? {
             Some(warnings) => Ok(warnings),
             None if self.image(&image)?.is_none() => Err(not_found!(
                 "the base image of env tree `{}` was deleted from {} outside rockenv",
@@ -149,7 +143,7 @@ impl Service {
         let Some(image) = self.image(&name)? else {
             return Ok(None);
         };
-        if image.labels.get("rockenv.tree").map(String::as_str) == Some(tree.as_str()) {
+        if label(&image.labels, "rockenv.tree") == Some(tree.as_str()) {
             return Ok(Some(image));
         }
         Err(unexpected!(
@@ -258,20 +252,15 @@ fn carried(tree: &TreeId) -> String {
 }
 
 /// Returns the request that creates the container, without image and labels.
-fn body(
-    container: &Container,
-    agent: &Path,
-    program: &Path,
-    systemd: bool,
-    service: &Service,
-) -> Result<ContainerCreateBody> {
+fn body(hold: &Hold, agent: &Path, flavour: Flavour) -> Result<ContainerCreateBody> {
+    let container = &hold.container;
     let own = [
-        Bind::read_only(program, nspawn::PROGRAM),
+        Bind::read_only(&hold.program, nspawn::PROGRAM),
         Bind::writable(agent, AGENT_DIRECTORY),
     ];
     let mut mounts = Vec::new();
     for bind in own.iter().chain(&container.binds) {
-        mounts.push(mount(bind, service.flavour)?);
+        mounts.push(mount(bind, flavour)?);
     }
     let number = |limit: Option<u64>| limit.and_then(|limit| i64::try_from(limit).ok());
     let memory = number(container.limits.memory_max);
@@ -286,18 +275,18 @@ fn body(
         }),
         network_mode: Some(network.to_owned()),
         // Without a network, Docker lets every user listen on low ports.
-        sysctls: (!container.network && service.flavour == Flavour::Docker).then(|| {
+        sysctls: (!container.network && flavour == Flavour::Docker).then(|| {
             let low = "net.ipv4.ip_unprivileged_port_start";
             [(low.to_owned(), "1024".to_owned())].into()
         }),
         // The slice of systemd-nspawn's containers, so that the host's settings for the slice apply to all.
-        cgroup_parent: systemd.then(|| SLICE.to_owned()),
+        cgroup_parent: hold.systemd.then(|| SLICE.to_owned()),
         memory,
         // Equal to `memory`: no swap on top.
         memory_swap: memory,
         // Without this, Podman applies its own limit.
         pids_limit: Some(tasks.unwrap_or(-1)),
-        ..settings(mounts, service.flavour)?
+        ..settings(mounts, flavour)?
     };
     let socket = format!("{AGENT_DIRECTORY}/{AGENT_SOCKET}");
     Ok(ContainerCreateBody {

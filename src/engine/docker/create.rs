@@ -4,7 +4,7 @@ use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
 use bollard::query_parameters::CreateContainerOptionsBuilder;
 
-use super::{LATE, PATIENCE, Service, answered, is_absent, settled};
+use super::{LATE, Labels, PATIENCE, Service, answered, is_absent, settled};
 use crate::engine::docker::retry::retry;
 use crate::sys::error::{Error, Result};
 
@@ -13,10 +13,17 @@ impl Service {
     pub(super) fn create(
         &self,
         name: &str,
-        body: &ContainerCreateBody,
+        image: &str,
+        labels: &Labels,
+        body: ContainerCreateBody,
     ) -> Result<Option<Vec<String>>> {
+        let body = ContainerCreateBody {
+            image: Some(image.to_owned()),
+            labels: Some(labels.map()),
+            ..body
+        };
         let request = || self.request(name, body.clone());
-        let look = async || Ok(self.is_made(name, body).await?.then(Vec::new));
+        let look = async || Ok(self.is_made(name, &body).await?.then(Vec::new));
         let made = retry(PATIENCE, request, is_taken, look);
         self.found(LATE, "make a container", made).map_err(explain)
     }

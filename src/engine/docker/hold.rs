@@ -13,9 +13,7 @@ use fs_err as fs;
 use super::container::{AGENT_SOCKET, mount};
 use super::{ContainerTree, Flavour, Service};
 use crate::engine::cgroup::{Cgroup, Figures};
-use crate::engine::hold::{
-    Connections, ContainerRecord, FromHolder, Hold, Watch, check_binds, supervise,
-};
+use crate::engine::hold::{Connections, ContainerRecord, Hold, Watch, check_binds, supervise};
 use crate::engine::jobserver::Server;
 use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
@@ -45,7 +43,7 @@ pub(in crate::engine) fn hold(
     state: &mut ContainerRecord,
     connections: Connections<'_>,
 ) -> Result<Usage> {
-    let service = Service::connect(&place.socket)?;
+    let mut service = Service::connect(&place.socket)?;
     let mut hold = hold.clone();
     hold.container.show_certificates(None, &hold.run)?;
     let mounted = mounts::at_or_below(Path::new("/"))?;
@@ -65,26 +63,17 @@ pub(in crate::engine) fn hold(
     state.save(&hold.run)?;
     // A container whose starter is gone is not needed. Still wait a little for its creation: otherwise it would appear
     // later and stay until a command looks for leftovers.
-    let gone = || connections.starter.as_fd().try_clone_to_owned();
-    service.end_waits_with(Some((gone()?, ANSWER)));
-    let told = UnixStream::from(gone()?);
-    // A starter that is gone needs no message.
-    service.tell(move |text| drop(frames::send(&told, &FromHolder::Waits(text), &[])));
-    let mut missing = service.prepare(
-        place,
-        &hold.container,
-        &directory,
-        &hold.program,
-        hold.systemd,
-    )?;
+    service.starter = Some(connections.starter.try_clone()?);
+    service.grace = Some(ANSWER);
+    let mut missing = service.prepare(place, hold, &directory)?;
     missing.extend(writable);
     // The container exists under its name by now, so its start need not be waited for.
-    service.end_waits_with(Some((gone()?, Duration::ZERO)));
+    service.grace = Some(Duration::ZERO);
     service
         .start(&place.name)
         .map_err(|error| refused_node(error, &hold.container))?;
     let agent = accept(&entrance, &service, &place.name)?;
-    service.end_waits_with(None);
+    service.grace = None;
     drop(entrance);
     fs::remove_file(&path)?;
     if let Some(found) = service.state(&place.name)? {

@@ -118,12 +118,10 @@ impl Service {
     ) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
         self.remove_container(name)?;
         let body = ContainerCreateBody {
-            image: Some(image.to_owned()),
             cmd: Some(vec!["true".to_owned()]),
-            labels: Some(labels.map()),
             ..ContainerCreateBody::default()
         };
-        if self.create(name, &body)?.is_none() {
+        if self.create(name, image, labels, body)?.is_none() {
             return Err(self.lacks("make a container"));
         }
         let listed = self.list_container(name);

@@ -24,11 +24,11 @@ pub(crate) use listing::ArchiveEntry;
 pub(crate) use objects::{EngineImage, Frozen, Object, ObjectFilter};
 pub(crate) use unpack::Unpack;
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -39,10 +39,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
+use crate::engine::hold::FromHolder;
 use crate::plan::ids::{EnvId, StepKey, TreeId};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
-use crate::sys::{signals, userns};
+use crate::sys::{frames, signals, userns};
 
 /// Limit for answers that need no work, but may wait for a service that is busy with other work.
 const SOON: Duration = Duration::from_secs(120);
@@ -65,18 +66,6 @@ const LATE: Duration = Duration::from_secs(3600);
 pub enum Flavour {
     Docker,
     Podman,
-}
-
-impl Flavour {
-    /// Returns the service that sends these header fields, and its version.
-    fn identify<'a>(field: &dyn Fn(&str) -> Option<&'a str>) -> (Self, Option<&'a str>) {
-        if let Some(version) = field("Libpod-Api-Version") {
-            return (Self::Podman, Some(version));
-        }
-        let server = field("Server").and_then(|server| server.split_once('/'));
-        let version = server.and_then(|(_, version)| version.split(' ').next());
-        (Self::Docker, version)
-    }
 }
 
 impl fmt::Display for Flavour {
@@ -103,8 +92,6 @@ pub struct Labels {
     pub tree: Option<TreeId>,
     /// Key of the step that runs in a container, or ran in an image's container.
     pub key: Option<StepKey>,
-    /// For an image with the complete snapshot of its step: the number of layers below it.
-    pub whole: String,
     /// The setup of a container; a changed setup needs a new container.
     pub setup: String,
 }
@@ -117,7 +104,8 @@ impl Labels {
             ("rockenv.env", self.env.as_deref().unwrap_or_default()),
             ("rockenv.tree", self.tree.as_deref().unwrap_or_default()),
             ("rockenv.key", self.key.as_deref().unwrap_or_default()),
-            ("rockenv.whole", &self.whole),
+            // Only an image has a value, if it is the complete snapshot of its step: the number of layers below it.
+            ("rockenv.whole", ""),
             ("rockenv.setup", &self.setup),
         ];
         pairs
@@ -126,16 +114,13 @@ impl Labels {
     }
 }
 
-/// Receives a sentence about a slow request.
-type Tell = Box<dyn Fn(String)>;
-
 pub struct Service {
     client: bollard::Docker,
     runtime: Runtime,
-    /// The starter's socket, and how long waits continue after its peer has closed it.
-    starter: RefCell<Option<(OwnedFd, Duration)>>,
-    /// Receives reports of unanswered requests.
-    tell: RefCell<Option<Tell>>,
+    /// The socket of a holder's starter, which receives reports of unanswered requests.
+    starter: Option<UnixStream>,
+    /// How long waits continue after the starter is gone; `None`: to their own end.
+    grace: Option<Duration>,
     pub socket: PathBuf,
     pub flavour: Flavour,
     pub version: String,
@@ -170,22 +155,12 @@ impl Service {
         Ok(Self {
             client,
             runtime,
-            starter: RefCell::new(None),
-            tell: RefCell::new(None),
+            starter: None,
+            grace: None,
             socket: socket.to_owned(),
             flavour: greeting.flavour,
             version: greeting.version,
         })
-    }
-
-    /// Ends every later wait this long after the socket's peer has closed it; `None` disables that.
-    fn end_waits_with(&self, starter: Option<(OwnedFd, Duration)>) {
-        *self.starter.borrow_mut() = starter;
-    }
-
-    /// Reports later requests that stay unanswered.
-    fn tell(&self, tell: impl Fn(String) + 'static) {
-        *self.tell.borrow_mut() = Some(Box::new(tell));
     }
 
     fn lacks(&self, what: &str) -> Error {
@@ -210,11 +185,11 @@ impl Service {
         what: &str,
         request: impl Future<Output = std::result::Result<T, Refusal>>,
     ) -> Result<Option<T>> {
-        let starter = self.starter.borrow();
+        let starter = self.starter.as_ref().zip(self.grace);
         let answer = self.runtime.block_on(async {
             tokio::select! {
                 answer = tokio::time::timeout(limit, request) => Some(answer),
-                () = interrupted(starter.as_ref()) => None,
+                () = interrupted(starter) => None,
                 () = self.lose_patience(what) => None,
             }
         });
@@ -239,10 +214,11 @@ impl Service {
     /// Reports after a while that the request is slow; never returns.
     async fn lose_patience(&self, what: &str) {
         tokio::time::sleep(PATIENCE).await;
-        if let Some(tell) = &*self.tell.borrow() {
+        if let Some(starter) = &self.starter {
             let (flavour, patience) = (self.flavour, PATIENCE.as_secs());
             let message = format!("{flavour} is taking longer than {patience} s to {what}");
-            tell(message);
+            // A starter that is gone needs no message.
+            drop(frames::send(starter, &FromHolder::Waits(message), &[]));
         }
         std::future::pending::<()>().await;
     }
@@ -325,8 +301,8 @@ fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
 
 /// Ends once a signal has arrived or the starter is gone, after the grace period. Never ends if there is no starter and
 /// signals end the process as usual.
-async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
-    let grace = starter.map_or(Duration::ZERO, |(_, grace)| *grace);
+async fn interrupted(starter: Option<(&UnixStream, Duration)>) {
+    let grace = starter.map_or(Duration::ZERO, |(_, grace)| grace);
     let starter = starter.map(|(socket, _)| socket.as_fd());
     let watched = [signals::taken(), starter];
     if watched.iter().flatten().count() == 0 {

@@ -164,9 +164,8 @@ impl Service {
         let image = self.image(name)?;
         // An image built on it inherits its label, but has one more layer or a tree's label.
         let own = |image: &EngineImage| {
-            let label = |name| image.labels.get(name).map(String::as_str);
-            label(IMAGE) == Some(key)
-                && label("rockenv.tree").is_none_or(str::is_empty)
+            label(&image.labels, IMAGE) == Some(key)
+                && label(&image.labels, "rockenv.tree").is_none()
                 && image.layers == 1
         };
         Ok(image.filter(own).map(|image| image.id))
@@ -292,7 +291,7 @@ impl Service {
             return Ok(Vec::new());
         }
         let frozen = |image: ImageSummary| {
-            let label = |name: &str| image.labels.get(name).filter(|value| !value.is_empty());
+            let label = |name| label(&image.labels, name);
             label("rockenv.store").filter(|found| *found == store)?;
             let tree: TreeId = label("rockenv.tree")?.parse().ok()?;
             let key = label("rockenv.key")?.parse().ok()?;
@@ -431,6 +430,12 @@ fn hand_over(
         std::thread::sleep(ROOM);
     }
     false
+}
+
+/// Returns the value of a label, unless it is empty.
+pub(super) fn label<'a>(labels: &'a HashMap<String, String>, name: &str) -> Option<&'a str> {
+    let value = labels.get(name).map(String::as_str);
+    value.filter(|value| !value.is_empty())
 }
 
 /// Returns a size in bytes, which is 0 if the service does not know it.

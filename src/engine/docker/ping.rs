@@ -1,7 +1,7 @@
 //! Owns identifying the service at a socket by its shortest answer: for longer ones Podman starts a dozen programs to
 //! ask for their versions.
 
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::Flavour;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Maximum size of an answer's head, in bytes.
-const MAX_HEAD: usize = 1 << 16;
+const MAX_HEAD: u64 = 1 << 16;
 
 /// A service's description of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,15 +47,8 @@ fn ask(socket: &Path) -> std::io::Result<String> {
     stream.set_write_timeout(Some(LIMIT))?;
     stream.write_all(b"GET /_ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut head = Vec::new();
-    let mut piece = [0; 4096];
-    while head.len() < MAX_HEAD && !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut piece) {
-            Ok(0) => break,
-            Ok(count) => head.extend_from_slice(&piece[..count]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
+    let mut answer = BufReader::new(stream.take(MAX_HEAD));
+    while !head.ends_with(b"\r\n\r\n") && answer.read_until(b'\n', &mut head)? > 0 {}
     Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
@@ -76,7 +69,14 @@ fn parse(head: &str) -> Option<Ping> {
         major_version: major.parse().ok()?,
         minor_version: minor.parse().ok()?,
     };
-    let (flavour, version) = Flavour::identify(&field);
+    let (flavour, version) = match field("Libpod-Api-Version") {
+        Some(version) => (Flavour::Podman, Some(version)),
+        None => {
+            let server = field("Server").and_then(|server| server.split_once('/'));
+            let version = server.and_then(|(_, version)| version.split(' ').next());
+            (Flavour::Docker, version)
+        }
+    };
     Some(Ping {
         flavour,
         version: version.unwrap_or_default().to_owned(),

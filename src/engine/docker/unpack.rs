@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use bollard::models::{ContainerCreateBody, HostConfig};
+use bollard::models::HostConfig;
 
 use super::container::{mount, running, settings};
 use super::{ContainerTree, Service};
@@ -61,12 +61,9 @@ impl Service {
             .map(str::to_owned)
             .to_vec();
         words.extend(what.unpacked.map(|unpacked| unpacked.to_string()));
-        let body = ContainerCreateBody {
-            image: Some(what.place.image.clone()),
-            labels: Some(what.place.labels().map()),
-            ..running(words, host)
-        };
-        if self.create(name, &body)?.is_none() {
+        let (image, labels) = (&what.place.image, what.place.labels());
+        let made = self.create(name, image, &labels, running(words, host))?;
+        if made.is_none() {
             return Err(self.lacks("make a container"));
         }
         self.start(name)?;

@@ -237,7 +237,7 @@ impl Grant {
 /// A host device node in a container, as it was when the container was defined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
-pub struct Device {
+pub(crate) struct Device {
     /// Absolute path in the container.
     pub path: String,
     /// Absolute path on the host, with links resolved.
