@@ -86,18 +86,20 @@ impl Checked {
     }
 }
 
-impl Known {
-    fn is(&self, found: &FileRead) -> bool {
-        self.real == found.real
-            && self.executable == found.executable
-            && self.digest == <[u8; 32]>::from(Sha256::digest(&found.bytes))
+impl From<&FileRead> for Known {
+    fn from(read: &FileRead) -> Self {
+        Self {
+            real: read.real.clone(),
+            executable: read.executable,
+            digest: Sha256::digest(&read.bytes).into(),
+        }
     }
 }
 
 /// Refuses the content of a file that differs from what was checked. Files outside the checked directories pass.
 pub(crate) fn file(directories: &[Directory], path: &Path, found: &FileRead) -> Result<()> {
     hold(directories, path, |checked, path| {
-        Some(checked.files.get(path)?.is(found))
+        Some(*checked.files.get(path)? == Known::from(found))
     })
 }
 
@@ -252,14 +254,9 @@ impl Walk {
             let place = below.unwrap_or(&read.real).as_os_str();
             self.hash.update(place.as_bytes());
         }
-        let digest: [u8; 32] = Sha256::digest(&read.bytes).into();
-        self.hash.update([0, u8::from(read.executable)]);
-        self.hash.update(digest);
-        let known = Known {
-            real: read.real.clone(),
-            executable: read.executable,
-            digest,
-        };
+        let known = Known::from(&read);
+        self.hash.update([0, u8::from(known.executable)]);
+        self.hash.update(known.digest);
         self.checked.files.insert(read.real, known.clone());
         self.checked.files.insert(path, known);
         Ok(())
