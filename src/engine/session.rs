@@ -12,6 +12,7 @@ use fs_err as fs;
 use super::Usage;
 use super::hold::{ContainerRecord, FromHolder, Hold};
 use super::wire::{Command, Reply, Request};
+use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::frames;
 use crate::sys::process::PATH;
@@ -272,6 +273,6 @@ pub(super) fn short_path(directory: &Path, name: &str) -> Result<(OwnedFd, PathB
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let opened = nix::fcntl::open(directory, flags, nix::sys::stat::Mode::empty())
         .context(|| format!("cannot open `{}`", directory.display()))?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
+    let path = beneath::path_of(&opened).join(name);
     Ok((opened, path))
 }

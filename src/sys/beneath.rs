@@ -1,7 +1,7 @@
 //! Owns opening entries below a directory, and nowhere else: crosses no mount point and follows no symlink.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -162,11 +162,15 @@ pub(crate) fn open_entry_below(
 pub(crate) fn open_regular(found: OwnedFd, flags: OFlag) -> nix::Result<OwnedFd> {
     match kind(&fstat(&found)?) {
         SFlag::S_IFREG => {
-            let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-            nix::fcntl::open(path.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())
+            nix::fcntl::open(&path_of(&found), flags | OFlag::O_CLOEXEC, Mode::empty())
         }
         _ => Ok(found),
     }
+}
+
+/// Returns a path to an open file or directory that stays valid if its name changes.
+pub(crate) fn path_of(opened: &impl AsRawFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }
 
 /// Reads the metadata of an entry, never that of a symlink's target.

@@ -191,10 +191,7 @@ pub(crate) fn open(path: &Path, most: u64) -> Result<Option<FileRead>> {
 
 /// Returns the path of an open file, with symlinks resolved.
 pub(crate) fn real(file: &impl std::os::fd::AsRawFd) -> Result<PathBuf> {
-    Ok(fs::read_link(format!(
-        "/proc/self/fd/{}",
-        file.as_raw_fd()
-    ))?)
+    Ok(fs::read_link(beneath::path_of(file))?)
 }
 
 struct Walk {

@@ -89,11 +89,6 @@ fn open_source(bind: &Bind) -> Result<OwnedFd> {
         .context(|| format!("cannot mount `{}`", bind.target))
 }
 
-/// Returns a path to an open file or directory that stays valid if its name changes.
-fn path_of(opened: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
-}
-
 /// Prefix of the mount points of volumes in an env's `run` directory.
 const VOLUME: &str = "volume-";
 
@@ -122,13 +117,13 @@ fn with_volumes(hold: &Hold) -> Result<Hold> {
         }
         match &bind.view {
             Some(view) => {
-                let lowers = [&view.layers[..], &[path_of(&opened)]].concat();
+                let lowers = [&view.layers[..], &[beneath::path_of(&opened)]].concat();
                 mount_view(view, &lowers, &at)
                     .context(|| format!("cannot mount `{}` with its hooks", bind.target))?;
             }
             None => {
                 let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-                mounts::mount_with(Some(&path_of(&opened)), &at, flags).context(wrong)?;
+                mounts::mount_with(Some(&beneath::path_of(&opened)), &at, flags).context(wrong)?;
             }
         }
         // A bind is recursive, so mounts below the directory came along.
@@ -374,7 +369,7 @@ mod tests {
             ..Bind::read_only(top.join(name), "/src")
         };
         let opened = open_source(&bind("real/source", true)).unwrap();
-        let shown = fs::read_link(path_of(&opened)).unwrap();
+        let shown = fs::read_link(beneath::path_of(&opened)).unwrap();
         assert_eq!(shown, top.join("real/source"));
         assert!(open_source(&bind("link/source", false)).is_ok());
         let error = open_source(&bind("link/source", true)).unwrap_err();

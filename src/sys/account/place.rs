@@ -1,7 +1,7 @@
 //! Owns single files of the calling user that the command line names, read and written with that user's rights.
 
 use std::io::{ErrorKind, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -220,7 +220,7 @@ pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
         let made = beneath::open_dir(&place.parent, &place.name).context(cannot)?;
         let found = nix::sys::stat::fstat(&made).context(cannot)?;
         // By now, another directory may have this name: only an empty one is given away.
-        let inside = fs::read_dir(format!("/proc/self/fd/{}", made.as_raw_fd()))?.next();
+        let inside = fs::read_dir(beneath::path_of(&made))?.next();
         if inside.is_none() && (found.st_uid, found.st_gid) != (uid, gid) {
             nix::unistd::fchown(&made, Some(uid.into()), Some(gid.into())).context(cannot)?;
         }

@@ -372,8 +372,7 @@ impl Call {
                 nix::unistd::unlinkat(at, &path[..], kind)?;
             }
             Self::RemoveTree { path } => {
-                let directory = format!("/proc/self/fd/{}", at.as_raw_fd());
-                let path = Path::new(&directory).join(OsStr::from_bytes(path));
+                let path = beneath::path_of(&at).join(OsStr::from_bytes(path));
                 #[expect(
                     clippy::disallowed_methods,
                     reason = "a new directory of rockenv's, with no more than the person's own rights"
