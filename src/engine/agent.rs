@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::start_command;
 use super::wire::{FromAgent, Reply, Request, Then, ToAgent};
 use crate::sys::error::Result;
+use crate::sys::frames;
 use crate::sys::host::system_text;
 use crate::sys::readable::which_readable;
-use crate::sys::{frames, signals};
+use crate::sys::signals::{self, Signals};
 
 /// How long commands may take to exit after the agent receives SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ struct Agent {
     listener: UnixListener,
     /// Whether Docker or Podman runs the container, rather than systemd-nspawn.
     in_service: bool,
-    signals: SignalFd,
+    signals: Signals,
     rest: Rest,
     sessions: Vec<Session>,
     /// Maximum number of sessions with a command. The agent needs descriptors to start commands and to find processes.
@@ -194,8 +194,8 @@ impl Agent {
     }
 
     fn hear_signals(&mut self) -> Result<()> {
-        while let Some(signal) = self.signals.read_signal()? {
-            if signal.ssi_signo == Signal::SIGTERM as u32 && self.deadline.is_none() {
+        while let Some(number) = self.signals.pending()? {
+            if number == Signal::SIGTERM as i32 && self.deadline.is_none() {
                 self.draining = true;
                 self.rest.retire();
                 self.deadline = Some(Instant::now() + GRACE);
@@ -452,8 +452,6 @@ mod tests {
     use std::os::unix::ffi::OsStrExt as _;
     use std::os::unix::process::CommandExt as _;
 
-    use nix::sys::signal::SigSet;
-
     use super::super::wire::{Command, Word};
     use super::*;
 
@@ -466,7 +464,7 @@ mod tests {
             holder,
             listener: UnixListener::bind(&path).unwrap(),
             in_service: false,
-            signals: SignalFd::new(&SigSet::empty()).unwrap(),
+            signals: signals::block(&[]).unwrap(),
             rest: Rest::default(),
             sessions: Vec::new(),
             most: 0,

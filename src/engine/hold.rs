@@ -15,7 +15,6 @@ use std::time::Duration;
 use fs_err as fs;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
-use nix::sys::signalfd::SignalFd;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -23,7 +22,8 @@ use super::cgroup::{Cgroup, Hierarchies};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::{self, Ticket};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, encoded, if_exists};
-use crate::sys::{frames, signals, userns};
+use crate::sys::signals::{self, Signals};
+use crate::sys::{frames, userns};
 
 pub(super) use watch::{Watch, supervise};
 
@@ -68,7 +68,7 @@ pub(super) struct Connections<'a> {
     pub listener: UnixListener,
     /// The file with the job slots.
     pub jobs: OwnedFd,
-    pub signals: &'a SignalFd,
+    pub signals: &'a Signals,
     pub starter: &'a UnixStream,
 }
 

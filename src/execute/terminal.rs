@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::{SFlag, fstat};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use rustix::termios::{tcgetwinsize, tcsetwinsize};
@@ -79,8 +78,8 @@ pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result
             }
         }
         if signalled {
-            while let Some(signal) = signals.read_signal()? {
-                match i32::try_from(signal.ssi_signo).unwrap_or(0) {
+            while let Some(number) = signals.pending()? {
+                match number {
                     number if number == Signal::SIGWINCH as i32 => resize(terminal.as_ref())?,
                     // A stopped container (SIGSTOP) never answers: the second Ctrl-C ends the wait.
                     number if interrupted && !started => return Err(no_answer(number)),
@@ -190,7 +189,7 @@ fn check_kind(stream: BorrowedFd<'_>) -> Result<()> {
 /// copies that can continue.
 fn wait(
     client: &Client,
-    signals: &SignalFd,
+    signals: &Signals,
     copies: &[Copy],
     until: Option<Instant>,
 ) -> Result<(bool, bool, Vec<usize>)> {

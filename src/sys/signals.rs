@@ -13,7 +13,7 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::system_text;
 use crate::sys::readable::readable;
 
-/// The signals in [`STOP`], blocked and readable instead.
+/// Signals that are blocked, and readable instead.
 #[derive(Debug)]
 pub(crate) struct Signals(SignalFd);
 
@@ -32,8 +32,8 @@ pub(crate) const STOP: [Signal; 4] = [
     Signal::SIGQUIT,
 ];
 
-/// Blocks signals for the rest of this process, and returns a descriptor to read them.
-pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
+/// Blocks signals for the rest of this process.
+pub(crate) fn block(signals: &[Signal]) -> Result<Signals> {
     let (mut mask, ignored) = (SigSet::empty(), ignored());
     for signal in signals {
         // A blocked signal is queued even if it is ignored.
@@ -43,16 +43,16 @@ pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
     }
     mask.thread_block()?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    Ok(SignalFd::with_flags(&mask, flags)?)
+    Ok(Signals(SignalFd::with_flags(&mask, flags)?))
 }
 
 impl Signals {
-    /// Blocks the signals for the rest of this process.
+    /// Blocks the signals in [`STOP`] for the rest of this process.
     pub(crate) fn take() -> Result<Self> {
         let signals = block(&STOP)?;
         // Usually called once per process; a second descriptor reads the same signals.
         drop(TAKEN.set(signals.as_fd().try_clone_to_owned()?));
-        Ok(Self(signals))
+        Ok(signals)
     }
 
     pub(crate) fn pending(&self) -> Result<Option<i32>> {

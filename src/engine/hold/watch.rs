@@ -5,13 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use nix::sys::signalfd::SignalFd;
 
 use super::{FromHolder, OnDisconnect};
 use crate::engine::wire::{FromAgent, ToAgent};
 use crate::sys::error::Result;
 use crate::sys::frames;
 use crate::sys::readable::readable;
+use crate::sys::signals::Signals;
 
 /// How long the engine may take to exit by itself, removing its own files, after the agent has exited.
 const GRACE: Duration = Duration::from_secs(3);
@@ -32,18 +32,18 @@ pub(in crate::engine) struct Watch<'a> {
 /// Waits until the container has ended. Returns whether the agent ever answered.
 pub(in crate::engine) fn supervise(
     agent: UnixStream,
-    signals: &SignalFd,
+    signals: &Signals,
     starter: &UnixStream,
     missing: Vec<String>,
     watch: Watch<'_>,
 ) -> Result<bool> {
     let mut agent = Some(agent);
     let mut starter_open = true;
-    let mut ready = false;
+    // Gone once the agent has answered.
     let mut missing = Some(missing);
     loop {
         if agent.is_none() && (watch.has_ended)(true)? {
-            return Ok(ready);
+            return Ok(missing.is_none());
         }
         let given = [
             Some(signals.as_fd()),
@@ -52,16 +52,16 @@ pub(in crate::engine) fn supervise(
         ];
         let happened = readable(given, agent.is_none().then_some(GRACE))?;
         if happened == [false; 3] {
-            return Ok(ready);
+            return Ok(missing.is_none());
         }
         let [signalled, from_agent, from_starter] = happened;
         if from_agent && let Some(socket) = &agent {
             match frames::receive::<FromAgent>(socket) {
-                Ok(Some((FromAgent::Ready, _))) if !ready => {
-                    ready = true;
-                    if starter_open {
-                        let message = FromHolder::Ready(missing.take().unwrap_or_default());
-                        drop(frames::send(starter, &message, &[]));
+                Ok(Some((FromAgent::Ready, _))) => {
+                    if let Some(missing) = missing.take()
+                        && starter_open
+                    {
+                        drop(frames::send(starter, &FromHolder::Ready(missing), &[]));
                     }
                 }
                 Ok(Some((FromAgent::Remaining(count), _))) if !starter_open => {
@@ -99,17 +99,15 @@ pub(in crate::engine) fn supervise(
             }
         }
         if signalled {
-            while let Some(signal) = signals.read_signal()? {
-                let ended = i32::try_from(signal.ssi_signo)
-                    .is_ok_and(|number| number != Signal::SIGCHLD as i32);
-                if ended && agent.is_some() {
+            while let Some(number) = signals.pending()? {
+                if number != Signal::SIGCHLD as i32 && agent.is_some() {
                     (watch.dismiss)();
                     agent = None;
                 }
             }
             // Checked even without a message from the agent, which may have been killed.
             if (watch.has_ended)(agent.is_none())? {
-                return Ok(ready);
+                return Ok(missing.is_none());
             }
         }
     }
@@ -117,15 +115,13 @@ pub(in crate::engine) fn supervise(
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::signal::SigSet;
-    use nix::sys::signalfd::SfdFlags;
-
     use super::*;
+    use crate::sys::signals;
 
     /// Supervises a step's container until its agent is gone. Returns whether the agent answered, how many times the
     /// figures were read, and how many times a wait was reported.
     fn supervised(agent: UnixStream, starter: &UnixStream) -> (bool, u32, u32) {
-        let signals = SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_NONBLOCK).unwrap();
+        let signals = signals::block(&[]).unwrap();
         let (mut dismissed, mut rested) = (0, 0);
         let ready = supervise(
             agent,
