@@ -60,7 +60,7 @@ def picture(section, measured):
 
 
 # Prefixes of other programs' rows; all other rows are rockenv's.
-PEERS = ("`systemd-nspawn", "`git ", "`docker", "`podman", "`skopeo", "GNU ", "`diskus", "`dua", "`pdu", "`btrfs", "`rm -rf", "ninjas in a ninja, `-j")
+PEERS = ("`systemd-nspawn", "`true", "`hipcc", "`git ", "`docker", "`podman", "`skopeo", "GNU ", "`diskus", "`dua", "`pdu", "`btrfs", "`rm -rf", "ninjas in a ninja, `-j")
 
 
 def ours(what):
