@@ -41,7 +41,7 @@ pub(crate) use cgroup::Limits;
 pub enum Root {
     /// A directory or subvolume, used directly.
     Directory(PathBuf),
-    /// A view of the last of its layers.
+    /// An overlay of layers alone: the last of them is the directory of the view.
     Overlay(View),
     /// A container of a service, which keeps its own trees.
     Service(docker::ContainerTree),
@@ -85,6 +85,8 @@ impl Bind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     /// Frozen changes, topmost first.
+    // The name in the request of a command that began before an upgrade.
+    #[serde(alias = "lowers")]
     pub layers: Vec<PathBuf>,
     /// Directory of further changes.
     pub upper: PathBuf,

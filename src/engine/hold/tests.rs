@@ -146,3 +146,12 @@ fn a_gpus_nodes_are_known_by_name() {
         assert!(!is_gpu(node.as_ref()), "{node}");
     }
 }
+
+#[test]
+fn a_command_that_began_before_an_upgrade_may_name_the_layers_of_an_overlay_otherwise() {
+    let text = r#"{"Overlay": {"lowers": ["/b", "/a"], "upper": "/u", "work": "/w"}}"#;
+    let Ok(Root::Overlay(view)) = serde_json::from_str(text) else {
+        panic!("{text}");
+    };
+    assert_eq!(view.layers, [Path::new("/b"), Path::new("/a")]);
+}
