@@ -34,16 +34,15 @@ pub(in crate::engine) fn supervise(
     agent: UnixStream,
     signals: &Signals,
     starter: &UnixStream,
-    missing: Vec<String>,
+    mut missing: Vec<String>,
     watch: Watch<'_>,
 ) -> Result<bool> {
     let mut agent = Some(agent);
     let mut starter_open = true;
-    // Gone once the agent has answered.
-    let mut missing = Some(missing);
+    let mut ready = false;
     loop {
         if agent.is_none() && (watch.has_ended)(true)? {
-            return Ok(missing.is_none());
+            return Ok(ready);
         }
         let given = [
             Some(signals.as_fd()),
@@ -52,16 +51,16 @@ pub(in crate::engine) fn supervise(
         ];
         let happened = readable(given, agent.is_none().then_some(GRACE))?;
         if happened == [false; 3] {
-            return Ok(missing.is_none());
+            return Ok(ready);
         }
         let [signalled, from_agent, from_starter] = happened;
         if from_agent && let Some(socket) = &agent {
             match frames::receive::<FromAgent>(socket) {
-                Ok(Some((FromAgent::Ready, _))) => {
-                    if let Some(missing) = missing.take()
-                        && starter_open
-                    {
-                        drop(frames::send(starter, &FromHolder::Ready(missing), &[]));
+                Ok(Some((FromAgent::Ready, _))) if !ready => {
+                    ready = true;
+                    if starter_open {
+                        let message = FromHolder::Ready(std::mem::take(&mut missing));
+                        drop(frames::send(starter, &message, &[]));
                     }
                 }
                 Ok(Some((FromAgent::Remaining(count), _))) if !starter_open => {
@@ -107,7 +106,7 @@ pub(in crate::engine) fn supervise(
             }
             // Checked even without a message from the agent, which may have been killed.
             if (watch.has_ended)(agent.is_none())? {
-                return Ok(missing.is_none());
+                return Ok(ready);
             }
         }
     }
