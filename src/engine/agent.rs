@@ -120,15 +120,15 @@ impl Agent {
         if self.is_over()? {
             return Ok(false);
         }
-        let ([holder, listener, signals], sessions) = self.wait()?;
-        if signals {
+        let ([from_holder, from_listener, signalled], readable) = self.wait()?;
+        if signalled {
             self.hear_signals()?;
         }
-        if holder && !self.hear_holder()? {
+        if from_holder && !self.hear_holder()? {
             return Ok(false);
         }
         let is_full = self.sessions.len() > self.most;
-        for index in sessions {
+        for index in readable {
             let session = &mut self.sessions[index];
             serve(session, &mut self.rest, self.in_service, is_full);
         }
@@ -138,7 +138,7 @@ impl Agent {
         }
         self.sessions
             .retain(|session| session.socket.is_some() || session.pid.is_some());
-        if listener {
+        if from_listener {
             match self.listener.accept() {
                 Ok((socket, _)) => self.sessions.push(Session {
                     socket: Some(socket),
