@@ -104,7 +104,8 @@ impl Labels {
             ("rockenv.env", self.env.as_deref().unwrap_or_default()),
             ("rockenv.tree", self.tree.as_deref().unwrap_or_default()),
             ("rockenv.key", self.key.as_deref().unwrap_or_default()),
-            // Only an image has a value, if it is the complete snapshot of its step: the number of layers below it.
+            // Replaces that of the image below. `Service::commit` sets it for the complete snapshot of a step: the
+            // number of layers below.
             ("rockenv.whole", ""),
             ("rockenv.setup", &self.setup),
         ];

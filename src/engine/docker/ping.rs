@@ -48,7 +48,12 @@ fn ask(socket: &Path) -> std::io::Result<String> {
     stream.write_all(b"GET /_ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut head = Vec::new();
     let mut answer = BufReader::new(stream.take(MAX_HEAD));
-    while !head.ends_with(b"\r\n\r\n") && answer.read_until(b'\n', &mut head)? > 0 {}
+    loop {
+        let length = answer.read_until(b'\n', &mut head)?;
+        if length == 0 || head.ends_with(b"\r\n\r\n") {
+            break;
+        }
+    }
     Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
