@@ -168,7 +168,7 @@ pub(crate) fn open_regular(found: OwnedFd, flags: OFlag) -> nix::Result<OwnedFd>
     }
 }
 
-/// Returns a path to an open file or directory that stays valid if its name changes.
+/// Returns a path to an open file or directory, valid until that is closed, even if its name changes.
 pub(crate) fn path_of(opened: &impl AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }

@@ -241,12 +241,12 @@ impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         let kind = io_kind(&error);
         let help = "rockenv gc, if it is the store's disk; rockenv du shows disk use";
-        let made = Self::new(kind, error.to_string());
         Self {
+            kind,
+            message: error.to_string(),
             help: (kind == Kind::OutOfSpace).then(|| help.to_owned()),
-            // Has the same message, which the chain shows once.
-            source: error.into_inner().map(|inner| inner as Source),
-            ..made
+            // The inner error has the same message, which the chain shows once.
+            source: error.into_inner(),
         }
     }
 }

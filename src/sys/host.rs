@@ -152,7 +152,7 @@ fn lowest(limits: impl Iterator<Item = u64>) -> u64 {
 
 /// Returns the memory limits of a control group, in bytes.
 pub(crate) fn memory_limits(group: &Path) -> impl Iterator<Item = u64> {
-    // Above the second one the kernel stalls the group's processes. The third one is that of cgroup v1.
+    // Above `memory.high` the kernel stalls the group's processes. `memory.limit_in_bytes` is that of cgroup v1.
     let files = ["memory.max", "memory.high", "memory.limit_in_bytes"].into_iter();
     // Without a limit the file contains `max`, or a number larger than any machine's memory.
     files.filter_map(|file| {
