@@ -171,10 +171,10 @@ impl SlotClaim {
     }
 }
 
-/// Returns the records of the entries in `file` that are taken.
-fn slot_holders(file: &fs::File, counts: impl Fn(u64) -> bool) -> Result<Vec<Other>> {
+/// Returns the records of the entries in `file` that are taken and have a wanted number.
+fn slot_holders(file: &fs::File, is_wanted: impl Fn(u64) -> bool) -> Result<Vec<Other>> {
     let mut holders = Vec::new();
-    for slot in (0..file.metadata()?.len() / ENTRY).filter(|slot| counts(*slot)) {
+    for slot in (0..file.metadata()?.len() / ENTRY).filter(|slot| is_wanted(*slot)) {
         if !is_locked(file, slot * ENTRY)? {
             continue;
         }
