@@ -157,6 +157,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_stream_may_be_shorter_than_the_bytes_that_tell_its_format() {
+        for data in [b"".as_slice(), b"abc"] {
+            let read = decompressed(data, &Limits::default(), |stream| {
+                let mut read = Vec::new();
+                stream.read_to_end(&mut read).map(|_| read)
+            });
+            assert_eq!(read.unwrap().unwrap(), data);
+        }
+    }
+
+    #[test]
     fn a_cut_stream_is_an_error() {
         let zstd = zstd::encode_all(&b"some text".repeat(1000)[..], 1).unwrap();
         let outcome = decompressed(&zstd[..zstd.len() - 5], &Limits::default(), |stream| {
