@@ -42,7 +42,8 @@ pub(crate) enum Onto {
     Overlay,
 }
 
-/// What is extracted now: a layer, or with the default an archive in which no name has a special meaning.
+/// The state of the layer that is being extracted. The default is that of an archive which is no layer: none of its
+/// names has a special meaning, and nothing is below it.
 #[derive(Debug, Default)]
 pub(crate) struct LayerEntries {
     pub(crate) is_layer: bool,
