@@ -208,7 +208,8 @@ pub(crate) fn is_entry(name: &CStr) -> bool {
     !matches!(name.to_bytes(), b"." | b"..")
 }
 
-/// Returns the entries of a directory that is open for reading, each with its type if the file system lists it.
+/// Returns the entries of a directory that is open for reading, each with its type if the file system lists it. Threads
+/// must not share the descriptor, because this moves its read position.
 pub(crate) fn entries(directory: impl AsFd) -> nix::Result<Vec<(CString, Option<Type>)>> {
     let directory = directory.as_fd();
     // A duplicate shares the position. Opening the directory again would need the right to search it.
