@@ -253,8 +253,9 @@ fn show(
     if let Some(command) = command {
         cx.ui.data(&format!("would run: {command}\n"));
     }
-    let steps = image.map(StoreImage::steps).into_iter();
-    for step in steps.chain(timer.map(Timer::steps)).flatten() {
+    let mut steps = image.map(StoreImage::steps).unwrap_or_default();
+    steps.extend(timer.map(Timer::steps).unwrap_or_default());
+    for step in steps {
         cx.ui.data(&format!("would {step}\n"));
     }
     Ok(())
