@@ -65,6 +65,15 @@ def push(host, name, gigabytes=1.0):
     return f"{host}/{name}@sha256:{hashlib.sha256(manifest).hexdigest()}", size
 
 
+def imported(talk, name, tar, variables=None):
+    """Imports what the command `tar` writes into Docker, as an image of one layer."""
+    sender = subprocess.Popen(tar, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    taken = subprocess.run([*talk, "import", "-", name], stdin=sender.stdout, stdout=subprocess.DEVNULL)
+    sender.stdout.close()
+    if sender.wait() or taken.returncode:
+        sys.exit(f"Docker cannot import {name}")
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -78,7 +78,9 @@ def push(store, method, registries, daemon, runs):
     jobs = {"rockenv": lambda: rockenv(store, "push", NAME, repository(registries.fresh()))}
     if daemon:
         talk = daemon[1]
-        imported(store, talk)
+        # With its base image.
+        tar = ["exec", "--root", NAME, "--", "tar", "-C", "/", "--one-file-system", "--numeric-owner", "-cf", "-", "."]
+        pull.imported(talk, NAME, [ROCKENV, *tar], env(store))
 
         def theirs():
             reference = f"{repository(registries.fresh())}:latest"
@@ -99,16 +101,6 @@ def push(store, method, registries, daemon, runs):
         met = statistics.median(times["rockenv"]) <= statistics.median(times["docker"])
     row("registry", f"`rockenv push` of the same tree, {method}", times["rockenv"], "`docker push`", met)
     peak(["push", NAME, repository(registries.fresh())], store)
-
-
-def imported(store, talk):
-    """Imports the tree, including its base image, into Docker as an image of one layer."""
-    tar = [ROCKENV, "exec", "--root", NAME, "--", "tar", "-C", "/", "--one-file-system", "--numeric-owner", "-cf", "-", "."]
-    sender = subprocess.Popen(tar, env=env(store), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    taken = subprocess.run([*talk, "import", "-", NAME], stdin=sender.stdout, stdout=subprocess.DEVNULL)
-    sender.stdout.close()
-    if sender.wait() or taken.returncode:
-        sys.exit("Docker cannot import the tree")
 
 
 def fetch(store, method, registries, daemon, empty, runs):

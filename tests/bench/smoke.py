@@ -5,7 +5,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import pull
@@ -32,7 +31,8 @@ def bench(stores, runs):
     try:
         context(work)
         if daemon:
-            imported(daemon[1], work / "image")
+            tree = next((work / "image/images").glob("*/root"))
+            pull.imported(daemon[1], BASE, ["tar", "-C", tree, "--numeric-owner", "-cf", "-", "."])
         cold(work, method, daemon, runs)
         changed(work, method, daemon, 3 * runs)
     finally:
@@ -61,15 +61,6 @@ def fresh(work):
     subprocess.run(["cp", "-a", work / "image", store], check=True)
     os.sync()
     return store
-
-
-def imported(talk, store):
-    tree = next((store / "images").glob("*/root"))
-    sender = subprocess.Popen(["tar", "-C", tree, "--numeric-owner", "-cf", "-", "."], stdout=subprocess.PIPE)
-    taken = subprocess.run([*talk, "import", "-", BASE], stdin=sender.stdout, stdout=subprocess.DEVNULL)
-    sender.stdout.close()
-    if sender.wait() or taken.returncode:
-        sys.exit("Docker cannot import the image")
 
 
 def build(talk, *options):

@@ -77,6 +77,13 @@ fn a_step_that_waits_is_not_shown_with_the_figures_of_an_earlier_run() {
     assert!(states.contains(&vec!["after", "not", "done"]), "{shown}");
 }
 
+fn wait_until_slow_runs(store: &TestStore) {
+    wait_until("the step `slow` runs", || {
+        let shown = store.rockenv(&["status", store.env()]);
+        shown.code == 0 && shown.text().contains("now      step slow")
+    });
+}
+
 #[test]
 fn who_follows_one_step_is_done_when_it_is() {
     let store = TestStore::new();
@@ -90,10 +97,7 @@ fn who_follows_one_step_is_done_when_it_is() {
         &["up", store.env(), "--rerun", "slow"],
     ] {
         let up = store.start(words);
-        wait_until("the second step runs", || {
-            let shown = store.rockenv(&["status", store.env()]);
-            shown.code == 0 && shown.text().contains("now      step slow")
-        });
+        wait_until_slow_runs(&store);
         let mut follow = store.start(&["logs", "-f", store.env(), "first"]);
         wait_until("it ends before `up`", || !follow.runs());
         release(&store);
@@ -112,10 +116,7 @@ fn a_step_can_be_followed_before_it_begins() {
          [[step]]\nname = 'last'\nrun = 'echo two'\n"
     ));
     let up = store.start(&["up", store.env()]);
-    wait_until("the first step runs", || {
-        let shown = store.rockenv(&["status", store.env()]);
-        shown.code == 0 && shown.text().contains("now      step slow")
-    });
+    wait_until_slow_runs(&store);
     let mut follow = store.start(&["logs", "-f", store.env(), "last"]);
     store
         .rockenv(&["logs", "-f", store.env(), "lst"])
